@@ -1,0 +1,81 @@
+// Continuous batching over one model on one device. The engine has no role: a prefill worker uses SubmitPrefill, a decode
+// worker ReserveKv and SubmitDecode, and one process alone Submit (the oracle that every test compares with).
+//
+// Thread contract: all methods may be called from any thread and return at once; work happens on the engine's own
+// thread, which also calls sinks and callbacks.
+#ifndef BATON_ENGINE_ENGINE_H_
+#define BATON_ENGINE_ENGINE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/request.h"
+#include "kvcache/block_pool.h"
+#include "model/model_runner.h"
+
+namespace baton {
+class Clock;
+}
+
+namespace baton::engine {
+
+struct EngineOptions {
+  int max_batch_tokens = 512;  // rows of one step
+  int max_sequences = 64;      // sequences in one batch
+  int max_queue = 1024;        // waiting requests before RESOURCE_EXHAUSTED
+  bool prefix_cache = true;
+  int block_size = 16;
+  kernels::DType kv_dtype = kernels::DType::kF16;
+  int64_t num_blocks = 0;
+  std::vector<int32_t> eos_token_ids;
+};
+
+struct EngineLoad {
+  int running = 0;
+  int waiting = 0;
+  int64_t waiting_tokens = 0;
+  int64_t steps = 0;
+  int64_t tokens_per_second = 0;
+  kvcache::Ledger ledger;
+};
+
+class Engine {
+ public:
+  // `runner` and `clock` are not owned and outlive the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, model::ModelRunner* runner,
+                                                        Clock* clock);
+  virtual ~Engine() = default;  // stops the thread; open requests end with CANCELLED
+
+  // Prefill and decode here.
+  virtual void Submit(Request request, std::shared_ptr<RequestSink> sink) = 0;
+  // Prefill and token 0 of every choice here; then OnPrefilled (if some choice goes on) and OnDone.
+  virtual void SubmitPrefill(Request request, std::shared_ptr<RequestSink> sink) = 0;
+
+  // Calls back with a lease on blocks for `num_tokens` positions once there is room; RESOURCE_EXHAUSTED at once when the
+  // pool could never hold them, DEADLINE_EXCEEDED when there was none in time, CANCELLED after Cancel(request_id).
+  virtual void ReserveKv(std::string request_id, int num_tokens, absl::Time deadline,
+                         std::function<void(absl::StatusOr<kvcache::BlockLease>)> done) = 0;
+  // Decode from output index 1. `prompt_kv` holds the prompt's KV; `first_tokens` has index 0 of every choice, in order
+  // (choices whose finish_reason is set do not run).
+  virtual void SubmitDecode(Request request, kvcache::BlockLease prompt_kv, std::vector<SampledToken> first_tokens,
+                            std::shared_ptr<RequestSink> sink) = 0;
+
+  // Within one step the request's sink gets OnDone(CANCELLED) and its blocks are free. Unknown ids are ignored.
+  virtual void Cancel(const std::string& request_id) = 0;
+
+  // From now on submissions end with UNAVAILABLE; running requests go on.
+  virtual void Drain() = 0;
+  // True when nothing runs, waits or is leased.
+  virtual bool Idle() const = 0;
+
+  virtual EngineLoad load() const = 0;
+  virtual kernels::KvLayout kv_layout() const = 0;
+};
+
+}  // namespace baton::engine
+
+#endif  // BATON_ENGINE_ENGINE_H_

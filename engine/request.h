@@ -1,0 +1,83 @@
+// What the engine is asked and what it answers. Plain values; no text, no RPC types.
+#ifndef BATON_ENGINE_REQUEST_H_
+#define BATON_ENGINE_REQUEST_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kvcache/block_pool.h"
+
+namespace baton::engine {
+
+// Validated before it gets here (common/validate_request.h); the engine trusts the ranges.
+struct SamplingParams {
+  float temperature = 1.0f;  // 0: greedy
+  float top_p = 1.0f;
+  int top_k = 0;             // 0: off
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  uint64_t seed = 0;
+  int max_tokens = 0;        // > 0
+  int min_tokens = 0;
+  bool ignore_eos = false;
+  std::vector<int32_t> stop_token_ids;
+  int logprobs = -1;         // -1: none; else number of alternatives
+  int n = 1;
+};
+
+struct Request {
+  std::string request_id;
+  std::vector<int32_t> prompt_token_ids;  // not empty
+  SamplingParams sampling;
+  std::string tenant;                     // salts the prefix cache
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
+
+struct TopLogprob {
+  int32_t token_id;
+  float logprob;
+};
+
+struct SampledToken {
+  int choice_index = 0;
+  int token_index = 0;  // position in the choice's output
+  int32_t token_id = 0;
+  float logprob = 0;    // natural log, before temperature, penalties, bias and filters; set when logprobs >= 0
+  std::vector<TopLogprob> top_logprobs;
+  FinishReason finish_reason = FinishReason::kNone;  // not kNone on a choice's last token
+};
+
+struct RequestStats {
+  int prompt_tokens = 0;
+  int cached_tokens = 0;
+  int num_chunks = 0;
+  int num_steps = 0;        // decode steps this request took part in
+  int num_preemptions = 0;
+  absl::Duration queue;     // from submission until first scheduled
+  absl::Duration prefill;   // from then until token 0 (zero for decode-only requests)
+};
+
+// Called on the engine's thread; must not block. After OnDone nothing more is called.
+class RequestSink {
+ public:
+  virtual ~RequestSink() = default;
+  virtual void OnToken(const SampledToken& token) = 0;
+  // Only after SubmitPrefill, only when some choice is unfinished: the prompt's blocks, now leased to the caller.
+  virtual void OnPrefilled(kvcache::BlockLease blocks) {}
+  // OK: every choice finished (SubmitPrefill: token 0 of every choice was sampled). Else CANCELLED, DEADLINE_EXCEEDED,
+  // RESOURCE_EXHAUSTED (does not fit), UNAVAILABLE (draining).
+  virtual void OnDone(const absl::Status& status, const RequestStats& stats) = 0;
+};
+
+}  // namespace baton::engine
+
+#endif  // BATON_ENGINE_REQUEST_H_

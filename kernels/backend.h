@@ -1,0 +1,123 @@
+// The seam between the model and a device. The forward pass (model/transformer.cc) is written once against it.
+//
+// Contract of every implementation: the value of each output element is a pure function of its own row's inputs, reduced
+// in one fixed order. It does not depend on how many rows are in the call, on chunk boundaries, on thread count or on
+// which instruction set of the same numerics class ran. (kernels/README.md describes the orders.)
+//
+// Thread contract: one caller at a time (the engine thread). Implementations use their own threads inside a call.
+// Arrays are row-major f32 with the given row stride in elements; rows and outputs must not alias unless said.
+#ifndef BATON_KERNELS_BACKEND_H_
+#define BATON_KERNELS_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_view.h"
+
+namespace baton::kernels {
+
+// Classes whose results may differ from one another in the last bits; workers of different classes never pair.
+// kF32: weights dequantized to f32, f32 FMA. kInt: activations quantized per 32 elements to int8, integer dot products
+// (F32, F16 and BF16 weights still compute in f32); attention in f32.
+enum class NumericsClass { kF32, kInt };
+
+enum class Isa { kAuto, kScalar, kAvx2, kAvx512 };
+
+// A weight as the model file has it: `rows` output features of `cols` inputs each, one row after the other.
+struct HostTensor {
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const void* data = nullptr;  // not owned; need not outlive PackWeights
+};
+
+// A weight in the backend's own layout.
+class WeightMatrix {
+ public:
+  virtual ~WeightMatrix() = default;
+  virtual int64_t rows() const = 0;
+  virtual int64_t cols() const = 0;
+  virtual size_t memory_bytes() const = 0;
+};
+
+// One product of MatMul: y[m, weight->rows()] (row stride y_stride) = x * weight^T (+ bias, if any).
+struct MatMulOutput {
+  const WeightMatrix* weight = nullptr;
+  const float* bias = nullptr;  // [rows] or null
+  float* y = nullptr;
+  int64_t y_stride = 0;
+};
+
+enum class RopeStyle { kInterleaved, kHalves };  // pairs (2i, 2i+1), or (i, i + rope_dim/2)
+
+// cos and sin of position p and pair i at [p * rope_dim/2 + i]; computed once by the model, in double, then rounded.
+struct RopeTable {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int rope_dim = 0;
+  RopeStyle style = RopeStyle::kHalves;
+};
+
+enum class Activation { kSilu, kGeluTanh };
+
+struct AttentionParams {
+  int num_heads = 0;       // query heads; head h reads KV head h / (num_heads / num_kv_heads)
+  float scale = 0;         // of q . k
+  int sliding_window = 0;  // > 0: position p sees (p - sliding_window, p]; 0: all of [0, p]
+  float logit_softcap = 0; // > 0: cap * tanh(score / cap)
+};
+
+class Backend {
+ public:
+  struct Options {
+    Isa isa = Isa::kAuto;
+    NumericsClass numerics = NumericsClass::kInt;
+    int num_threads = 0;  // 0: one per core
+  };
+  // INVALID_ARGUMENT when the CPU lacks a forced instruction set (the message lists what it has).
+  static absl::StatusOr<std::unique_ptr<Backend>> CreateCpu(const Options& options);
+
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;  // "cpu/avx512"
+  virtual NumericsClass numerics() const = 0;
+
+  // Never null; the tensor was validated by the loader (cols is a multiple of the format's block).
+  virtual std::unique_ptr<WeightMatrix> PackWeights(const HostTensor& tensor) = 0;
+
+  // All outputs share the input x[m, cols] (row stride x_stride), so that it is quantized once.
+  virtual void MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) = 0;
+
+  // y[r] = x[r] / rms(x[r]) * weight, over dim elements. y may be x. Used for whole rows and, with m = rows * heads, for
+  // per-head norms.
+  virtual void RmsNorm(const float* x, int64_t x_stride, int m, int dim, const float* weight, float epsilon, float* y,
+                       int64_t y_stride) = 0;
+
+  // Rotates x[m, num_heads, head_dim] in place, row r at positions[r].
+  virtual void Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim, std::span<const int32_t> positions,
+                    const RopeTable& table) = 0;
+
+  // Stores k and v rows ([num_kv_heads, head_dim] each, row strides given) of all chunks in `layer` of their blocks.
+  virtual void WriteKv(int layer, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
+                       std::span<const SequenceChunk> chunks, const KvView& kv) = 0;
+
+  // out[r, num_heads, head_dim] = softmax(scale * q . K) V over the positions row r sees. Reads keys and values only
+  // from the blocks (WriteKv of this layer came before).
+  virtual void Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
+                         const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) = 0;
+
+  // gate[r, i] = act(gate[r, i]) * up[r, i]
+  virtual void GatedActivation(Activation act, float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
+                               int m, int dim) = 0;
+
+  // x[r, i] += y[r, i]
+  virtual void Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim) = 0;
+};
+
+}  // namespace baton::kernels
+
+#endif  // BATON_KERNELS_BACKEND_H_
