@@ -1,0 +1,199 @@
+#include "tests/e2e/cluster.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+
+namespace baton::e2e {
+namespace {
+
+constexpr absl::Duration kStartTimeout = absl::Seconds(120);  // sanitizer builds on two busy cores
+
+std::vector<std::string> Concat(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
+  auto cluster = std::unique_ptr<Cluster>(new Cluster());
+  cluster->options_ = options;
+  char dir[] = "/tmp/baton-e2e-XXXXXX";
+  if (mkdtemp(dir) == nullptr) return absl::InternalError("mkdtemp failed");
+  cluster->dir_ = dir;
+  std::ofstream(cluster->dir_ + "/key") << "a key of the end-to-end tests, which is 32 bytes or more";
+
+  auto router = Process::Start(Concat(Concat({"router/router", absl::StrCat("--model=", options.model),
+                                              "--listen=127.0.0.1:0", "--http=127.0.0.1:0"},
+                                             options.flags),
+                                      options.router_flags));
+  if (!router.ok()) return router.status();
+  cluster->router_ = *std::move(router);
+  auto ready = cluster->router_->WaitEvent("ready", kStartTimeout);
+  if (!ready.ok()) return ready.status();
+  cluster->router_address_ = ready->value("listen", "");
+  cluster->router_http_ = ready->value("http", "");
+  auto channel = grpc::CreateChannel(cluster->router_address_, grpc::InsecureChannelCredentials());
+  cluster->inference_ = v1::Inference::NewStub(channel);
+  cluster->cluster_ = v1::Cluster::NewStub(channel);
+
+  for (int i = 0; i < options.prefill; ++i) {
+    if (auto worker = cluster->AddWorker("prefill", options.prefill_flags); !worker.ok()) return worker.status();
+  }
+  for (int i = 0; i < options.decode; ++i) {
+    if (auto worker = cluster->AddWorker("decode", options.decode_flags); !worker.ok()) return worker.status();
+  }
+  const absl::Time until = absl::Now() + kStartTimeout;
+  while (true) {
+    auto status = cluster->Status();
+    int num_ready = 0;
+    if (status.ok()) {
+      for (const auto& worker : status->workers()) num_ready += worker.state() == "ready";
+    }
+    if (num_ready == options.prefill + options.decode) return cluster;
+    if (absl::Now() > until) {
+      return absl::DeadlineExceededError(absl::StrCat(num_ready, " workers ready; router says:\n",
+                                                      cluster->router_->stderr_text()));
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
+Cluster::~Cluster() {
+  for (auto& worker : workers_) worker->process->Signal(SIGKILL);
+  workers_.clear();
+  router_.reset();
+  std::error_code ignored;
+  std::filesystem::remove_all(dir_, ignored);
+}
+
+absl::StatusOr<WorkerProcess*> Cluster::AddWorker(const std::string& role, std::vector<std::string> flags) {
+  auto worker = std::make_unique<WorkerProcess>();
+  worker->name = absl::StrCat(role, "-", workers_.size());
+  auto process = Process::Start(
+      Concat(Concat({absl::StrCat(role, "_worker/", role, "_worker"), absl::StrCat("--model=", options_.model),
+                     absl::StrCat("--router=", router_address_), absl::StrCat("--name=", worker->name), "--threads=1",
+                     "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--cluster-key-file=", dir_, "/key")},
+                    options_.flags),
+             flags));
+  if (!process.ok()) return process.status();
+  worker->process = *std::move(process);
+  auto ready = worker->process->WaitEvent("ready", kStartTimeout);
+  if (!ready.ok()) return ready.status();
+  worker->address = ready->value("listen", "");
+  worker->http = ready->value("http", "");
+  worker->stub = v1::Worker::NewStub(grpc::CreateChannel(worker->address, grpc::InsecureChannelCredentials()));
+  workers_.push_back(std::move(worker));
+  return workers_.back().get();
+}
+
+Generation Cluster::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
+                             const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event) {
+  Generation result;
+  const int n = request.sampling().has_n() ? request.sampling().n() : 1;
+  result.choices.resize(n > 0 && n <= 1024 ? n : 1);
+  std::vector<bool> finished(result.choices.size());
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  auto stream = inference_->Generate(&context, request);
+  v1::GenerateResponse event;
+  while (stream->Read(&event)) {
+    if (on_event) on_event(&context, event);
+    if (event.has_started()) result.started = event.started();
+    if (event.has_token()) {
+      const v1::TokenEvent& token = event.token();
+      if (token.choice_index() >= result.choices.size()) {
+        result.violation = absl::StrCat("choice index ", token.choice_index());
+        continue;
+      }
+      Generation::Choice& choice = result.choices[token.choice_index()];
+      if (token.token_index() != choice.token_ids.size() || finished[token.choice_index()]) {
+        result.violation = absl::StrCat("choice ", token.choice_index(), ": token index ", token.token_index(),
+                                        " after ", choice.token_ids.size(), " tokens");
+      }
+      choice.token_ids.push_back(token.token_id());
+      choice.text += token.text();
+    }
+    if (event.has_finished()) {
+      const v1::ChoiceFinished& done = event.finished();
+      if (done.choice_index() >= result.choices.size() || finished[done.choice_index()]) {
+        result.violation = absl::StrCat("choice ", done.choice_index(), " finished twice or is unknown");
+        continue;
+      }
+      finished[done.choice_index()] = true;
+      result.choices[done.choice_index()].finished = done;
+      result.choices[done.choice_index()].text += done.text();
+    }
+    if (event.has_summary()) result.summary = event.summary();
+  }
+  result.status = stream->Finish();
+  if (result.status.ok() && result.violation.empty()) {
+    for (size_t i = 0; i < finished.size(); ++i) {
+      if (!finished[i]) result.violation = absl::StrCat("choice ", i, " never finished");
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<v1::ClusterStatus> Cluster::Status() {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+  v1::ClusterStatus response;
+  const grpc::Status status = cluster_->GetClusterStatus(&context, {}, &response);
+  if (!status.ok()) return absl::UnavailableError(status.error_message());
+  return response;
+}
+
+absl::StatusOr<v1::WorkerStatus> Cluster::WorkerStatusOf(WorkerProcess& worker) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+  v1::WorkerStatus response;
+  const grpc::Status status = worker.stub->GetWorkerStatus(&context, {}, &response);
+  if (!status.ok()) return absl::UnavailableError(absl::StrCat(worker.name, ": ", status.error_message()));
+  return response;
+}
+
+absl::Status Cluster::WaitQuiet(absl::Duration timeout) {
+  const absl::Time until = absl::Now() + timeout;
+  std::string held;
+  do {
+    held.clear();
+    for (auto& worker : workers_) {
+      auto status = WorkerStatusOf(*worker);
+      if (!status.ok()) return status.status();
+      const v1::WorkerLoad& load = status->load();
+      const v1::KvLedger& ledger = load.ledger();
+      if (ledger.free() + ledger.active() + ledger.leased() + ledger.cached() + ledger.quarantined() != ledger.total() ||
+          ledger.total() == 0) {
+        return absl::InternalError(absl::StrCat(worker->name, ": the ledger does not add up: ", ledger.ShortDebugString()));
+      }
+      if (load.running() + load.waiting() + load.tickets() + ledger.active() + ledger.leased() + ledger.quarantined() > 0) {
+        absl::StrAppend(&held, worker->name, ": ", load.ShortDebugString(), "\n");
+      }
+    }
+    if (held.empty()) return absl::OkStatus();
+    absl::SleepFor(absl::Milliseconds(10));
+  } while (absl::Now() < until);
+  return absl::DeadlineExceededError(absl::StrCat("still held:\n", held));
+}
+
+std::string ModelPath(const std::string& file) {
+  const char* cache = getenv("BATON_CACHE");
+  std::string path = absl::StrCat(cache != nullptr ? std::string(cache) : absl::StrCat(getenv("HOME"), "/.cache/baton"),
+                                  "/models/", file);
+  if (access(path.c_str(), R_OK) != 0) {
+    fprintf(stderr, "%s is missing; run scripts/setup --tests\n", path.c_str());
+    abort();
+  }
+  return path;
+}
+
+}  // namespace baton::e2e

@@ -1,0 +1,94 @@
+// A real cluster for tests: one router, some prefill and decode workers, each its own process, UCX between them.
+#ifndef BATON_TESTS_E2E_CLUSTER_H_
+#define BATON_TESTS_E2E_CLUSTER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/status/statusor.h"
+#include "proto/cluster.grpc.pb.h"
+#include "proto/inference.grpc.pb.h"
+#include "proto/worker.grpc.pb.h"
+#include "tests/e2e/process.h"
+
+namespace baton::e2e {
+
+struct ClusterOptions {
+  std::string model;
+  int prefill = 1;
+  int decode = 1;
+  std::vector<std::string> flags;         // for every process
+  std::vector<std::string> router_flags;
+  std::vector<std::string> prefill_flags;
+  std::vector<std::string> decode_flags;
+};
+
+struct WorkerProcess {
+  std::string name;
+  std::string address;  // gRPC
+  std::string http;
+  std::unique_ptr<Process> process;
+  std::unique_ptr<v1::Worker::Stub> stub;
+};
+
+// Everything one Generate call said.
+struct Generation {
+  grpc::Status status;
+  v1::Started started;
+  struct Choice {
+    std::vector<int32_t> token_ids;
+    std::string text;
+    v1::ChoiceFinished finished;
+  };
+  std::vector<Choice> choices;
+  v1::Summary summary;
+  std::string violation;  // of the stream's own rules: indices without gap, one ChoiceFinished each; empty when none
+};
+
+class Cluster {
+ public:
+  // Returns once the router reports every worker ready.
+  static absl::StatusOr<std::unique_ptr<Cluster>> Start(const ClusterOptions& options);
+  ~Cluster();
+
+  // Starts one more worker; `role` is "prefill" or "decode".
+  absl::StatusOr<WorkerProcess*> AddWorker(const std::string& role, std::vector<std::string> flags = {});
+
+  // `on_event` may cancel the context.
+  Generation Generate(const v1::GenerateRequest& request, absl::Duration timeout = absl::Seconds(60),
+                      const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event = {});
+
+  absl::StatusOr<v1::ClusterStatus> Status();
+  absl::StatusOr<v1::WorkerStatus> WorkerStatusOf(WorkerProcess& worker);
+  // OK once no worker has a running request, a lease, a ticket or a quarantined block, and every ledger adds up; else what
+  // is still held after `timeout`.
+  absl::Status WaitQuiet(absl::Duration timeout);
+
+  Process& router() { return *router_; }
+  std::vector<std::unique_ptr<WorkerProcess>>& workers() { return workers_; }
+  const std::string& router_address() const { return router_address_; }
+  const std::string& router_http() const { return router_http_; }
+  v1::Inference::Stub& inference() { return *inference_; }
+
+ private:
+  Cluster() = default;
+  ClusterOptions options_;
+  std::string dir_;
+  std::string router_address_, router_http_;
+  std::unique_ptr<Process> router_;
+  std::vector<std::unique_ptr<WorkerProcess>> workers_;
+  std::unique_ptr<v1::Inference::Stub> inference_;
+  std::unique_ptr<v1::Cluster::Stub> cluster_;
+};
+
+// Path of a packaged model; the test fails with a hint when it is not there.
+std::string ModelPath(const std::string& file);
+inline std::string SmolLm2() { return ModelPath("SmolLM2-135M-Instruct.Q4_1.gguf"); }
+
+}  // namespace baton::e2e
+
+#endif  // BATON_TESTS_E2E_CLUSTER_H_
