@@ -1,0 +1,112 @@
+// The owning handles; the pool itself is in block_pool.cc.
+#include <utility>
+
+#include "kvcache/block_pool.h"
+
+namespace baton::kvcache {
+
+BlockLease::BlockLease(BlockLease&& other) noexcept
+    : pool_(std::move(other.pool_)), blocks_(std::exchange(other.blocks_, {})) {}
+
+BlockLease& BlockLease::operator=(BlockLease&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    pool_ = std::move(other.pool_);
+    blocks_ = std::exchange(other.blocks_, {});
+  }
+  return *this;
+}
+
+BlockLease::~BlockLease() { Reset(); }
+
+std::span<std::byte> BlockLease::bytes(size_t i) const {
+  return {pool_->bytes(blocks_[i].id), pool_->layout().block_bytes()};
+}
+
+bool BlockLease::Valid() const {
+  for (const BlockHandle& handle : blocks_) {
+    if (!pool_->IsCurrent(handle)) return false;
+  }
+  return true;
+}
+
+void BlockLease::Reset() {
+  if (blocks_.empty()) return;
+  pool_->ReleaseLease(std::exchange(blocks_, {}));
+  pool_.reset();
+}
+
+uint64_t BlockLease::Quarantine() {
+  if (blocks_.empty()) return 0;
+  const uint64_t token = pool_->QuarantineLease(std::exchange(blocks_, {}));
+  pool_.reset();
+  return token;
+}
+
+BlockRef::BlockRef(BlockRef&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)), handle_(std::exchange(other.handle_, {})) {}
+
+BlockRef& BlockRef::operator=(BlockRef&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    pool_ = std::exchange(other.pool_, nullptr);
+    handle_ = std::exchange(other.handle_, {});
+  }
+  return *this;
+}
+
+BlockRef BlockRef::Share() const {
+  if (pool_ == nullptr) return {};
+  pool_->Hold({&handle_.id, 1}, BlockPool::Holder::kActive);
+  return BlockRef(pool_, handle_);
+}
+
+void BlockRef::Reset() {
+  if (pool_ == nullptr) return;
+  std::exchange(pool_, nullptr)->Release({&handle_.id, 1}, BlockPool::Holder::kActive);
+  handle_ = {};
+}
+
+BlockTable::BlockTable(BlockTable&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)), ids_(std::exchange(other.ids_, {})) {}
+
+BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    pool_ = std::exchange(other.pool_, nullptr);
+    ids_ = std::exchange(other.ids_, {});
+  }
+  return *this;
+}
+
+void BlockTable::Append(BlockRef block) {
+  if (!block) return;
+  pool_ = std::exchange(block.pool_, nullptr);
+  ids_.push_back(block.handle_.id);
+}
+
+void BlockTable::Append(BlockTable other) {
+  if (other.ids_.empty()) return;
+  pool_ = std::exchange(other.pool_, nullptr);
+  ids_.insert(ids_.end(), other.ids_.begin(), other.ids_.end());
+  other.ids_.clear();
+}
+
+BlockTable BlockTable::Share(int num_blocks) const {
+  BlockTable table;
+  if (num_blocks == 0) return table;
+  table.ids_.assign(ids_.begin(), ids_.begin() + num_blocks);
+  table.pool_ = pool_;
+  pool_->Hold(table.ids_, BlockPool::Holder::kActive);
+  return table;
+}
+
+int BlockTable::Releasable() const { return ids_.empty() ? 0 : pool_->Releasable(ids_); }
+
+void BlockTable::Reset() {
+  if (ids_.empty()) return;
+  pool_->Release(std::exchange(ids_, {}), BlockPool::Holder::kActive);
+  pool_ = nullptr;
+}
+
+}  // namespace baton::kvcache
