@@ -1,0 +1,93 @@
+// The decoder-only transformer, once for all families: ModelConfig says what differs.
+//
+// Ownership: the Transformer owns its weights (in the backend's layout) and its scratch; the backend is borrowed and must
+// outlive it. Nothing of the file is needed after Load: every byte that is kept was copied, so a file that is truncated
+// or replaced later cannot hurt.
+//
+// Thread contract: one caller at a time (ModelRunner's).
+#ifndef BATON_MODEL_TRANSFORMER_H_
+#define BATON_MODEL_TRANSFORMER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/config.h"
+#include "model/gguf.h"
+#include "model/model_runner.h"
+#include "model/rope.h"
+#include "model/scratch.h"
+
+namespace baton::model {
+
+// Bytes a loaded model occupies, to the byte (spec row S7, S8); KV is KvLayoutFor(...).token_bytes() a token.
+struct MemoryLedger {
+  uint64_t weight_bytes = 0;     // matrices in the backend's layout, the head among them
+  uint64_t embedding_bytes = 0;  // rows looked up per token, in the file's format
+  uint64_t vector_bytes = 0;     // norms, biases and rotary frequencies
+  uint64_t scratch_bytes = 0;    // activations of max_batch_rows rows
+  uint64_t total() const { return weight_bytes + embedding_bytes + vector_bytes + scratch_bytes; }
+};
+
+class Transformer : public ModelRunner {
+ public:
+  struct Options {
+    int max_batch_rows = 512;  // rows that scratch is allocated for at Load; a larger batch makes it grow
+    int max_context = 0;       // positions of one sequence; 0: the model's. More than the model's is refused.
+    // Called during Load with bytes of tensors read so far and in all; may be empty.
+    std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
+  };
+
+  // Validates and copies. Errors: ReadConfig's; DATA_LOSS or FAILED_PRECONDITION when the file changes meanwhile;
+  // INVALID_ARGUMENT for options out of range or weights that are not finite in norms, biases and frequencies.
+  static absl::StatusOr<std::unique_ptr<Transformer>> Load(const GgufFile& file, kernels::Backend* backend,
+                                                           const Options& options);
+
+  int vocab_size() const override { return config_.vocab_size; }
+  int max_context() const override { return max_context_; }
+  kernels::KvLayout KvLayoutFor(kernels::DType dtype, int block_size) const override;
+  void Forward(const ForwardBatch& batch, const kernels::KvView& kv, std::span<float> logits) override;
+
+  const ModelConfig& config() const { return config_; }
+  MemoryLedger memory() const;
+
+ private:
+  struct Layer {
+    std::vector<float> attn_norm, ffn_norm;
+    std::vector<float> q_norm, k_norm;                        // empty without QK norm
+    std::vector<float> post_attention_norm, post_ffw_norm;    // empty without post norms
+    std::vector<float> q_bias, k_bias, v_bias;                // empty without biases
+    std::unique_ptr<kernels::WeightMatrix> q, k, v, attn_output, gate, up, down;
+  };
+  class Loader;
+
+  Transformer(ModelConfig config, kernels::Backend* backend, int max_context);
+
+  void Embed(std::span<const int32_t> token_ids, float* x) const;
+  void FillRopeTables(std::span<const int32_t> positions);
+  void AttentionBlock(int layer_idx, const ForwardBatch& batch, const kernels::KvView& kv);
+  void FeedForwardBlock(const Layer& layer, int rows);
+  void Head(const ForwardBatch& batch, std::span<float> logits);
+
+  const ModelConfig config_;
+  kernels::Backend* const backend_;
+  const int max_context_;
+  const RopeAngles rope_;
+  const RopeAngles local_rope_;
+
+  kernels::DType embedding_dtype_ = kernels::DType::kF32;
+  std::vector<std::byte> embedding_;  // [vocab_size] rows in embedding_dtype_
+  std::vector<Layer> layers_;
+  std::vector<float> output_norm_;
+  std::unique_ptr<kernels::WeightMatrix> head_;
+  Scratch scratch_;
+};
+
+}  // namespace baton::model
+
+#endif  // BATON_MODEL_TRANSFORMER_H_
