@@ -1,0 +1,58 @@
+#include "common/rpc/channel.h"
+
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+
+namespace baton::rpc {
+namespace {
+
+// gRPC retries only calls that are not committed: nothing of the answer was read.
+constexpr char kRetryConfig[] = R"({
+  "methodConfig": [{
+    "name": [{}],
+    "retryPolicy": {
+      "maxAttempts": 4, "initialBackoff": "0.05s", "maxBackoff": "1s", "backoffMultiplier": 2,
+      "retryableStatusCodes": ["UNAVAILABLE"]
+    }
+  }, {
+    "name": [{"service": "baton.v1.Inference", "method": "Generate"},
+             {"service": "baton.v1.PrefillWorker", "method": "Prefill"},
+             {"service": "baton.v1.DecodeWorker", "method": "Decode"}]
+  }],
+  "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}
+})";
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> CreateChannel(const std::string& address, const ChannelOptions& options) {
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // cluster traffic never goes through the user's web proxy
+  args.SetMaxReceiveMessageSize(options.max_message_bytes);
+  args.SetMaxSendMessageSize(options.max_message_bytes);
+  if (options.retry_unavailable) args.SetServiceConfigJSON(kRetryConfig);
+  if (options.own_connection) {
+    static std::atomic<int64_t> next_id{0};
+    args.SetString("baton.channel_id", absl::StrCat(next_id.fetch_add(1)));
+  }
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+void SetDeadline(grpc::ClientContext* context, absl::Time deadline) {
+  if (deadline != absl::InfiniteFuture()) context->set_deadline(absl::ToChronoTime(deadline));
+}
+
+absl::Time DeadlineOf(const grpc::ServerContextBase& context) {
+  const auto deadline = context.deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
+  return absl::FromChrono(deadline);
+}
+
+}  // namespace baton::rpc

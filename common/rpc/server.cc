@@ -1,0 +1,91 @@
+#include "common/rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+
+#include <chrono>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "common/logging.h"
+
+namespace baton::rpc {
+namespace {
+
+// Both are process-wide in gRPC 1.51 and must be set before the first server is built.
+void EnablePluginsOnce(bool reflection) {
+  static std::once_flag health_once, reflection_once;
+  std::call_once(health_once, [] { grpc::EnableDefaultHealthCheckService(true); });
+  if (reflection) std::call_once(reflection_once, [] { grpc::reflection::InitProtoReflectionServerBuilderPlugin(); });
+}
+
+void Configure(const ServerOptions& options, grpc::ServerBuilder* builder) {
+  grpc::ResourceQuota quota("baton");
+  quota.Resize(options.quota_bytes);
+  builder->SetResourceQuota(quota);
+  builder->SetMaxReceiveMessageSize(options.max_message_bytes);
+  builder->SetMaxSendMessageSize(options.max_message_bytes);
+  // Two servers on one port would split the clients at random.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
+  // Clients may ping every 10 s without a call; we find dead ones within 30 s.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 9000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      const std::vector<NamedService>& services) {
+  absl::StatusOr<HostPort> target = ParseHostPort(options.listen);
+  if (!target.ok()) return target.status();
+  if (absl::Status s = ExplainBindFailure(options.listen); !s.ok()) return s;
+  EnablePluginsOnce(options.reflection);
+
+  std::unique_ptr<Server> server(new Server());
+  grpc::ServerBuilder builder;
+  Configure(options, &builder);
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &server->port_);
+  for (const NamedService& named : services) {
+    builder.RegisterService(named.service);
+    server->health_names_.push_back(named.name);
+  }
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr || server->port_ == 0) {
+    absl::Status reason = ExplainBindFailure(options.listen);
+    if (reason.ok()) reason = absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen, "; try again"));
+    return reason;
+  }
+  server->address_ = JoinHostPort(target->host, server->port_);
+  if (!IsLoopback(target->host)) {
+    LogWarn("listening beyond this host without encryption", {{"address", server->address_}});
+  }
+  if (auto* health = server->server_->GetHealthCheckService()) health->SetServingStatus("liveness", true);
+  server->SetServing(false);
+  return server;
+}
+
+Server::~Server() {
+  if (!shut_down_) Shutdown(absl::ZeroDuration());
+}
+
+void Server::SetServing(bool serving) {
+  auto* health = server_->GetHealthCheckService();
+  if (health == nullptr) return;
+  health->SetServingStatus("", serving);
+  health->SetServingStatus("readiness", serving);
+  for (const std::string& name : health_names_) health->SetServingStatus(name, serving);
+}
+
+void Server::Shutdown(absl::Duration grace) {
+  if (server_ == nullptr || shut_down_) return;
+  shut_down_ = true;
+  server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
+  server_->Wait();
+}
+
+}  // namespace baton::rpc
