@@ -1,0 +1,31 @@
+// How a command plugs into `baton`: it adds a CLI11 subcommand whose callback stores what to run, so that nothing runs
+// before the whole command line was understood.
+#ifndef BATON_CLI_COMMAND_H_
+#define BATON_CLI_COMMAND_H_
+
+#include <functional>
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace baton::cli {
+
+struct Invocation {
+  std::function<int()> run;  // returns the exit code
+  std::string argv0;         // to find the other programs next to this one
+  bool json = false;
+};
+
+// Each adds one subcommand. `invocation` outlives `app`.
+void AddPlan(CLI::App* app, Invocation* invocation);
+void AddInspect(CLI::App* app, Invocation* invocation);
+void AddUp(CLI::App* app, Invocation* invocation);
+void AddComplete(CLI::App* app, Invocation* invocation);
+void AddChat(CLI::App* app, Invocation* invocation);
+void AddStatus(CLI::App* app, Invocation* invocation);
+
+}  // namespace baton::cli
+
+#endif  // BATON_CLI_COMMAND_H_
