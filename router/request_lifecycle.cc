@@ -1,0 +1,387 @@
+#include "router/request_lifecycle.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace baton::router {
+namespace {
+
+constexpr absl::Duration kSecondRetryDelay = absl::Milliseconds(100);
+
+double Ms(absl::Duration d) { return absl::ToDoubleMilliseconds(d); }
+
+// Nearest rank; sorts a copy.
+double Percentile(std::vector<float> values, double p) {
+  if (values.empty()) return 0;
+  const size_t rank = static_cast<size_t>(p * static_cast<double>(values.size() - 1) + 0.5);
+  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(rank), values.end());
+  return values[rank];
+}
+
+absl::Status StatusOf(const Input& input) {
+  const absl::Status* status = std::get_if<absl::Status>(&input.payload);
+  return status != nullptr && !status->ok() ? *status : absl::InternalError("failed without a reason");
+}
+
+absl::Status Prefixed(absl::string_view prefix, const absl::Status& status) {
+  absl::Status out(status.code(), absl::StrCat(prefix, ": ", status.message()));
+  status.ForEachPayload([&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
+  return out;
+}
+
+}  // namespace
+
+RequestLifecycle::RequestLifecycle(absl::Time deadline, const TextMaker* text, Clock* clock)
+    : deadline_(deadline), text_(text), clock_(clock), arrival_(clock->Now()) {}
+
+void RequestLifecycle::Handle(Input input, std::vector<Command>* commands) {
+  out_ = commands;
+  const bool of_stream = input.event >= Event::kPrefillToken && input.event <= Event::kBackoffOver;
+  Action action = Lookup(state_, input.event);
+  if (of_stream && input.epoch != epoch_) action = input.event == Event::kPrefilled ? Action::kReturn : Action::kIgnore;
+  switch (action) {
+    case Action::kIgnore: break;
+    case Action::kBug:
+      Abort(absl::InternalError(absl::StrCat("router bug: ", Name(input.event), " in state ", Name(state_),
+                                             "; please report this with the request id")));
+      break;
+    case Action::kAdmit: Admit(input); break;
+    case Action::kReject: End(StatusOf(input)); break;
+    case Action::kBeginPrefill: BeginPrefill(input); break;
+    case Action::kGiveUp: GiveUp(input); break;
+    case Action::kToken: OnToken(input); break;
+    case Action::kHandOver: HandOver(input); break;
+    case Action::kMissing:
+      FailOver(input, absl::AbortedError(absl::StrCat("its stream said ", Name(input.event), " in state ",
+                                                      Name(state_), ", before what must come first")));
+      break;
+    case Action::kRedeem: Redeem(input); break;
+    case Action::kNoteDone: NoteDone(input); break;
+    case Action::kConclude: Conclude(input); break;
+    case Action::kFailOver: FailOver(input, StatusOf(input)); break;
+    case Action::kPlaceAgain: Ask(); break;
+    case Action::kReturn:
+      if (auto* prefilled = std::get_if<v1::Prefilled>(&input.payload); prefilled && prefilled->has_ticket()) {
+        GiveBack(input.worker, prefilled->ticket());
+      }
+      break;
+    case Action::kAbortGone: Abort(absl::CancelledError("the client cancelled the request")); break;
+    case Action::kAbortLate:
+      Abort(absl::DeadlineExceededError(absl::StrCat("the request's deadline passed after ",
+                                                     absl::ToInt64Milliseconds(clock_->Now() - arrival_),
+                                                     " ms; ask for fewer tokens or give it more time")));
+      break;
+    case Action::kAbortStop:
+      Abort(absl::UnavailableError("the router is stopping; send the request again, to another router if there is one"));
+      break;
+  }
+  out_ = nullptr;
+}
+
+void RequestLifecycle::Admit(Input& input) {
+  request_ = std::move(std::get<AdmittedRequest>(input.payload));
+  stats_.tokenize = request_.tokenize;
+  stats_.prompt_tokens = static_cast<uint32_t>(request_.prompt_token_ids.size());
+  choices_.resize(std::max(request_.sampling.n(), 1));
+  for (Choice& choice : choices_) choice.text = text_->NewChoice(request_.sampling);
+  v1::GenerateResponse response;
+  v1::Started* started = response.mutable_started();
+  started->set_request_id(request_.request_id);
+  started->set_seed(request_.sampling.seed());
+  started->set_prompt_tokens(stats_.prompt_tokens);
+  started->set_model(request_.model);
+  Emit(Send{std::move(response)});
+  Ask();
+}
+
+PlacementNeed RequestLifecycle::Need() const {
+  PlacementNeed need;
+  need.prompt_tokens = request_.prompt_token_ids.size();
+  need.total_tokens = need.prompt_tokens + static_cast<uint64_t>(std::max(request_.sampling.max_tokens(), 0));
+  need.avoid = avoid_;
+  need.only_others = !shed_.ok();
+  return need;
+}
+
+void RequestLifecycle::Ask() {
+  state_ = State::kPlacing;
+  Emit(AskPlacement{Need(), request_.sampling.max_tokens() > 1});
+}
+
+void RequestLifecycle::BeginPrefill(Input& input) {
+  PlacedPair& pair = std::get<PlacedPair>(input.payload);
+  prefill_ = std::move(pair.prefill);
+  decode_ = std::move(pair.decode);
+  stats_.prefill_worker = prefill_.id.name;
+  stats_.decode_worker.clear();
+  state_ = State::kPrefilling;
+  StartPrefill start;
+  start.worker = prefill_;
+  v1::PrefillRequest& request = start.request;
+  request.set_request_id(request_.request_id);
+  request.set_epoch(epoch_);
+  request.mutable_prompt_token_ids()->Assign(request_.prompt_token_ids.begin(), request_.prompt_token_ids.end());
+  *request.mutable_sampling() = request_.sampling;
+  request.mutable_sampling()->clear_stop();
+  request.mutable_sampling()->clear_include_stop_str_in_output();
+  request.set_tenant(request_.tenant);
+  request.set_hand_over(request_.sampling.max_tokens() > 1);
+  Emit(std::move(start));
+}
+
+void RequestLifecycle::OnToken(Input& input) {
+  v1::SampledToken& token = std::get<v1::SampledToken>(input.payload);
+  const bool prefill = state_ == State::kPrefilling;
+  absl::Status status;
+  if (token.choice_index() >= choices_.size() || prefill != (token.token_index() == 0)) {
+    status = absl::InternalError(absl::StrCat("the worker sent index ", token.token_index(), " of choice ",
+                                              token.choice_index(), ", which is not its to send"));
+  } else {
+    status = Forward(choices_[token.choice_index()], token);
+  }
+  if (!status.ok()) return FailOver(input, std::move(status));
+  if (prefill || !AllFinished()) return;  // a prefill's result follows, with or without a ticket
+  const bool cut_short =
+      std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.matched_string; });
+  if (!cut_short) return;  // the worker knows that all is over; its figures follow
+  Emit(CancelDecode{});
+  Conclude(input);
+}
+
+absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) {
+  const size_t next = choice.ids.size();
+  const size_t index = token.token_index();
+  if (index == 0) {
+    choice.first = token;
+    choice.first_epoch = epoch_;
+  }
+  if (index < next) {
+    if (choice.ids[index] == token.token_id()) return absl::OkStatus();
+    // Trying again could not tell which of the two is right.
+    diverged_ = true;
+    return absl::InternalError(absl::StrCat("attempt ", epoch_, " computed token ", token.token_id(), " at index ", index,
+                                            " of choice ", token.choice_index(), " where the client has ",
+                                            choice.ids[index], "; the workers' arithmetic differs"));
+  }
+  if (choice.finished) return absl::OkStatus();  // beyond a stop string
+  if (index > next) {
+    return absl::DataLossError(absl::StrCat("index ", index, " of choice ", token.choice_index(), " came where ", next,
+                                            " was due"));
+  }
+  const absl::Time now = clock_->Now();
+  if (absl::Duration since = now - arrival_; since < stats_.ttft) stats_.ttft = since;
+  if (next > 0) stats_.itl_ms.push_back(static_cast<float>(Ms(now - choice.last_token)));
+  choice.last_token = now;
+  choice.ids.push_back(token.token_id());
+  ++stats_.completion_tokens;
+
+  const bool by_id = token.finish_reason() == v1::FINISH_REASON_STOP;
+  TextPiece piece = by_id ? choice.text->PushStop(token.token_id()) : choice.text->Push(token.token_id());
+  // A stop string that the last text completes is what ended the choice, also when max_tokens did at once.
+  const bool ends = piece.stop_string.has_value() || token.finish_reason() != v1::FINISH_REASON_UNSPECIFIED;
+  std::string held_back = ends && !piece.stop_string.has_value() ? choice.text->Flush() : std::string();
+  stats_.stop += clock_->Now() - now;
+
+  v1::GenerateResponse response;
+  v1::TokenEvent* event = response.mutable_token();
+  event->set_choice_index(token.choice_index());
+  event->set_token_index(token.token_index());
+  event->set_token_id(token.token_id());
+  event->set_text(std::move(piece.text));
+  event->set_logprob(token.logprob());
+  event->mutable_top_logprobs()->Swap(token.mutable_top_logprobs());
+  for (v1::TopLogprob& top : *event->mutable_top_logprobs()) top.set_token(text_->TokenBytes(top.token_id()));
+  Emit(Send{std::move(response)});
+  if (ends) FinishChoice(choice, token, piece.stop_string, std::move(held_back));
+  return absl::OkStatus();
+}
+
+void RequestLifecycle::FinishChoice(Choice& choice, const v1::SampledToken& token,
+                                    const std::optional<std::string>& stop_string, std::string held_back) {
+  choice.finished = true;
+  choice.matched_string = stop_string.has_value() && token.finish_reason() == v1::FINISH_REASON_UNSPECIFIED;
+  v1::GenerateResponse response;
+  v1::ChoiceFinished* finished = response.mutable_finished();
+  finished->set_choice_index(token.choice_index());
+  finished->set_reason(stop_string.has_value() ? v1::FINISH_REASON_STOP : token.finish_reason());
+  if (stop_string.has_value()) {
+    finished->set_stop_string(*stop_string);
+  } else if (token.finish_reason() == v1::FINISH_REASON_STOP) {
+    finished->set_stop_token_id(token.stop_token_id());
+  }
+  finished->set_text(std::move(held_back));
+  finished->set_completion_tokens(static_cast<uint32_t>(choice.ids.size()));
+  stats_.finish_reasons.push_back(finished->reason());
+  Emit(Send{std::move(response)});
+}
+
+void RequestLifecycle::HandOver(Input& input) {
+  v1::Prefilled& prefilled = std::get<v1::Prefilled>(input.payload);
+  stats_.cached_tokens = prefilled.cached_tokens();
+  stats_.queue = absl::Milliseconds(prefilled.queue_ms());
+  stats_.prefill = absl::Milliseconds(prefilled.prefill_ms());
+  if (prefilled.has_ticket()) ticket_ = std::move(*prefilled.mutable_ticket());
+  if (AllFinished()) return Conclude(input);
+  if (!AllHaveFirst() || !ticket_.has_value()) {
+    return FailOver(input, absl::InternalError(absl::StrCat("it ended the prefill without ",
+                                                            ticket_.has_value() ? "token 0 of every choice"
+                                                                                : "a ticket, and choices go on")));
+  }
+  state_ = State::kHandover;
+  StartDecode start;
+  start.worker = decode_;
+  start.need = Need();
+  v1::DecodeRequest& request = start.request;
+  request.set_request_id(request_.request_id);
+  request.set_epoch(epoch_);
+  request.mutable_prompt_token_ids()->Assign(request_.prompt_token_ids.begin(), request_.prompt_token_ids.end());
+  *request.mutable_sampling() = request_.sampling;
+  request.mutable_sampling()->clear_stop();
+  request.mutable_sampling()->clear_include_stop_str_in_output();
+  request.set_tenant(request_.tenant);
+  *request.mutable_ticket() = *ticket_;
+  for (const Choice& choice : choices_) {
+    v1::SampledToken* first = request.add_first_tokens();
+    *first = choice.first;
+    first->clear_logprob();
+    first->clear_top_logprobs();
+    // What a stop string ended, or a former attempt finished, need not run.
+    if (choice.finished && first->finish_reason() == v1::FINISH_REASON_UNSPECIFIED) {
+      first->set_finish_reason(v1::FINISH_REASON_STOP);
+    }
+  }
+  Emit(std::move(start));
+}
+
+void RequestLifecycle::Redeem(Input& input) {
+  const v1::Fetched& fetched = std::get<v1::Fetched>(input.payload);
+  ticket_.reset();
+  decode_ = input.worker;
+  stats_.decode_worker = decode_.id.name;
+  stats_.transfer = absl::Milliseconds(fetched.transfer_ms());
+  stats_.kv.set_bytes(fetched.bytes());
+  stats_.kv.set_blocks(fetched.blocks());
+  stats_.kv.set_transport(fetched.transport());
+  stats_.kv.set_detail(fetched.detail());
+  state_ = State::kDecoding;
+}
+
+void RequestLifecycle::NoteDone(const Input& input) {
+  const v1::DecodeDone& done = std::get<v1::DecodeDone>(input.payload);
+  stats_.decode_queue = absl::Milliseconds(done.decode_queue_ms());
+  stats_.num_preemptions += done.num_preemptions();
+}
+
+void RequestLifecycle::Conclude(const Input& input) {
+  if (!AllFinished()) {
+    return FailOver(input, absl::AbortedError("it ended its stream although choices go on"));
+  }
+  ReleaseOwned();
+  if (stats_.kv.transport().empty()) stats_.kv.set_transport("none");
+  stats_.total = clock_->Now() - arrival_;
+  v1::GenerateResponse response;
+  v1::Summary* summary = response.mutable_summary();
+  v1::Usage* usage = summary->mutable_usage();
+  usage->set_prompt_tokens(stats_.prompt_tokens);
+  usage->set_cached_tokens(stats_.cached_tokens);
+  usage->set_completion_tokens(stats_.completion_tokens);
+  v1::Timings* timings = summary->mutable_timings();
+  timings->set_tokenize_ms(Ms(stats_.tokenize));
+  timings->set_queue_ms(Ms(stats_.queue));
+  timings->set_prefill_ms(Ms(stats_.prefill));
+  timings->set_transfer_ms(Ms(stats_.transfer));
+  timings->set_decode_queue_ms(Ms(stats_.decode_queue));
+  if (stats_.ttft != absl::InfiniteDuration()) timings->set_first_token_ms(Ms(stats_.ttft));
+  timings->set_itl_p50_ms(Percentile(stats_.itl_ms, 0.50));
+  timings->set_itl_p99_ms(Percentile(stats_.itl_ms, 0.99));
+  timings->set_total_ms(Ms(stats_.total));
+  *summary->mutable_kv() = stats_.kv;
+  summary->set_prefill_worker(stats_.prefill_worker);
+  summary->set_decode_worker(stats_.decode_worker);
+  summary->set_seed(request_.sampling.seed());
+  Emit(Send{std::move(response)});
+  End(absl::OkStatus());
+}
+
+void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
+  // All was sent: only the stream's last figures are missing.
+  if (!choices_.empty() && AllFinished()) {
+    Emit(CancelPrefill{});
+    Emit(CancelDecode{});
+    return Conclude(input);
+  }
+  const bool prefill = input.event <= Event::kPrefillFailed;
+  // Nobody here cancelled: the worker is being stopped.
+  if (absl::IsCancelled(status)) status = absl::UnavailableError(status.message());
+  if (!input.worker.id.name.empty()) {
+    avoid_.insert(input.worker.id);
+    status = Prefixed(absl::StrCat(prefill ? "prefill" : "decode", " worker ", input.worker.id.name), status);
+  }
+  // Before the KV arrived either end may be the cause.
+  if (state_ == State::kHandover && !absl::IsResourceExhausted(status)) avoid_.insert(prefill_.id);
+  const RouterAction action = diverged_ ? RouterAction::kFail : ActionFor(status);
+  if (action == RouterAction::kShed) shed_ = status;
+  const bool retry = action == RouterAction::kRetryElsewhere || action == RouterAction::kShed;
+  if (!retry || epoch_ >= kMaxAttempts || clock_->Now() >= deadline_) {
+    if (epoch_ > 1) status = Prefixed(absl::StrCat("after ", epoch_, " attempts"), status);
+    return Abort(std::move(status));
+  }
+  ReleaseOwned();
+  Emit(CancelPrefill{});
+  Emit(CancelDecode{});
+  if (stats_.completion_tokens > 0) ++stats_.retries_after_first_token;
+  stats_.kv.Clear();
+  stats_.transfer = absl::ZeroDuration();
+  ++epoch_;
+  stats_.attempts = epoch_;
+  state_ = State::kBackoff;
+  Emit(Wait{epoch_ == 2 ? absl::ZeroDuration() : kSecondRetryDelay, epoch_});
+}
+
+void RequestLifecycle::GiveUp(const Input& input) {
+  // That there is no worker left is news only when none was full.
+  Abort(shed_.ok() ? StatusOf(input) : shed_);
+}
+
+void RequestLifecycle::Abort(absl::Status status) {
+  // With token 0 of every choice here the export is being made: cancelling now could lose the ticket on the wire, so the
+  // stream is left to end by itself and the ticket is given back when it comes (Action::kReturn).
+  const bool ticket_comes = state_ == State::kPrefilling && AllHaveFirst() && !AllFinished();
+  if (!ticket_comes) Emit(CancelPrefill{});
+  Emit(CancelDecode{});
+  ReleaseOwned();
+  End(std::move(status));
+}
+
+void RequestLifecycle::End(absl::Status status) {
+  state_ = State::kDone;
+  stats_.total = clock_->Now() - arrival_;
+  Emit(Finish{std::move(status)});
+}
+
+void RequestLifecycle::GiveBack(const WorkerRef& worker, const v1::Ticket& ticket) {
+  ReleaseTicket release;
+  release.worker = worker;
+  release.request.set_transfer_id_high(ticket.transfer_id_high());
+  release.request.set_transfer_id_low(ticket.transfer_id_low());
+  Emit(std::move(release));
+}
+
+void RequestLifecycle::ReleaseOwned() {
+  if (!ticket_.has_value()) return;
+  GiveBack(prefill_, *ticket_);
+  ticket_.reset();
+}
+
+bool RequestLifecycle::AllFinished() const {
+  return std::all_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.finished; });
+}
+
+bool RequestLifecycle::AllHaveFirst() const {
+  return std::all_of(choices_.begin(), choices_.end(), [this](const Choice& c) { return c.first_epoch == epoch_; });
+}
+
+}  // namespace baton::router

@@ -1,0 +1,181 @@
+// One request's life in the router: validate and tokenize, place, prefill, hand over, decode, end. A state machine without
+// RPCs: inputs go in, commands come out, and a driver carries those out. lifecycle_table.h says what happens when.
+//
+// What it guarantees:
+//  - The client sees index 0, 1, 2, ... of each choice once. On a retry the prompt is computed again from the start, with
+//    epoch + 1; indices the client has are compared with what it got (they must be equal, else INTERNAL) and dropped.
+//  - The router owns every ticket that decode has not redeemed: whatever ends the attempt, a Release command goes out.
+//  - At most kMaxAttempts, only for codes that common/status.h calls retryable, only before the deadline. A worker that is
+//    full (RESOURCE_EXHAUSTED) is not asked again; the client hears of it when there is no other.
+//  - Nothing is decoded when token 0 already ends every choice.
+//
+// Thread contract: one caller at a time. Time comes from the injected clock.
+#ifndef BATON_ROUTER_REQUEST_LIFECYCLE_H_
+#define BATON_ROUTER_REQUEST_LIFECYCLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "proto/inference.pb.h"
+#include "proto/worker.pb.h"
+#include "router/choice_text.h"
+#include "router/lifecycle_table.h"
+#include "router/policy.h"
+
+namespace baton::router {
+
+inline constexpr uint32_t kMaxAttempts = 3;
+
+struct WorkerRef {
+  WorkerId id;
+  std::string address;
+};
+
+struct AdmittedRequest {
+  std::string request_id;
+  std::string model;
+  std::string tenant;
+  std::vector<int32_t> prompt_token_ids;  // not empty
+  v1::SamplingParams sampling;            // validated; seed, max_tokens and n are set
+  absl::Duration tokenize;                // what station 1 took
+};
+
+struct PlacedPair {
+  WorkerRef prefill;
+  WorkerRef decode;  // empty when max_tokens is 1
+};
+
+// What happened. `epoch` is the attempt's that a stream belongs to, and `worker` the stream's other end.
+struct Input {
+  Event event;
+  uint32_t epoch = 0;
+  WorkerRef worker;
+  std::variant<std::monostate, AdmittedRequest, PlacedPair, absl::Status, v1::SampledToken, v1::Prefilled, v1::Fetched,
+               v1::DecodeDone>
+      payload;
+};
+
+struct AskPlacement {
+  PlacementNeed need;
+  bool needs_decode = true;
+};
+struct StartPrefill {
+  WorkerRef worker;
+  v1::PrefillRequest request;
+};
+struct StartDecode {
+  WorkerRef worker;    // placed before prefill; the driver takes another when this one is no longer ready
+  PlacementNeed need;  // for that
+  v1::DecodeRequest request;
+};
+struct CancelPrefill {};
+struct CancelDecode {};
+struct ReleaseTicket {
+  WorkerRef worker;
+  v1::ReleaseTicketRequest request;
+};
+struct Wait {
+  absl::Duration delay;  // then kBackoffOver with `epoch`
+  uint32_t epoch = 0;
+};
+struct Send {
+  v1::GenerateResponse response;
+};
+struct Finish {
+  absl::Status status;  // the client's; the last command but for late ReleaseTickets
+};
+using Command = std::variant<AskPlacement, StartPrefill, StartDecode, CancelPrefill, CancelDecode, ReleaseTicket, Wait,
+                             Send, Finish>;
+
+// For metrics and logs.
+struct RequestStats {
+  absl::Duration tokenize, queue, prefill, transfer, decode_queue;
+  absl::Duration ttft = absl::InfiniteDuration();  // infinite: no token came
+  absl::Duration total;
+  std::vector<float> itl_ms;      // between tokens of one choice
+  absl::Duration stop;            // spent in stop matching and detokenizing
+  uint32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  uint32_t attempts = 1;
+  uint32_t retries_after_first_token = 0;
+  uint32_t num_preemptions = 0;
+  v1::KvSummary kv;
+  std::string prefill_worker, decode_worker;
+  std::vector<v1::FinishReason> finish_reasons;  // of finished choices
+};
+
+class RequestLifecycle {
+ public:
+  // `text` and `clock` are not owned and outlive this.
+  RequestLifecycle(absl::Time deadline, const TextMaker* text, Clock* clock);
+
+  // Appends to `commands`, which are to be carried out in order.
+  void Handle(Input input, std::vector<Command>* commands);
+
+  State state() const { return state_; }
+  uint32_t epoch() const { return epoch_; }
+  absl::Time deadline() const { return deadline_; }
+  const AdmittedRequest& request() const { return request_; }
+  const RequestStats& stats() const { return stats_; }
+
+ private:
+  struct Choice {
+    std::unique_ptr<ChoiceText> text;
+    std::vector<int32_t> ids;       // what the client has
+    v1::SampledToken first;         // index 0 as attempt `first_epoch` sent it, for the decode request
+    uint32_t first_epoch = 0;
+    bool finished = false;
+    bool matched_string = false;    // the workers do not know that it ended
+    absl::Time last_token;
+  };
+
+  void Admit(Input& input);
+  void Ask();
+  void BeginPrefill(Input& input);
+  void OnToken(Input& input);
+  // Non-OK: this attempt cannot go on.
+  absl::Status Forward(Choice& choice, v1::SampledToken& token);
+  void FinishChoice(Choice& choice, const v1::SampledToken& token, const std::optional<std::string>& stop_string,
+                    std::string held_back);
+  void HandOver(Input& input);
+  void Redeem(Input& input);
+  void NoteDone(const Input& input);
+  void Conclude(const Input& input);
+  void FailOver(const Input& input, absl::Status status);
+  void GiveUp(const Input& input);
+  // Gives everything back and ends with `status`.
+  void Abort(absl::Status status);
+  void End(absl::Status status);
+  void GiveBack(const WorkerRef& worker, const v1::Ticket& ticket);
+  void ReleaseOwned();
+  bool AllFinished() const;
+  bool AllHaveFirst() const;  // from this attempt
+  PlacementNeed Need() const;
+  void Emit(Command command) { out_->push_back(std::move(command)); }
+
+  const absl::Time deadline_;
+  const TextMaker* const text_;
+  Clock* const clock_;
+  const absl::Time arrival_;
+  State state_ = State::kReceived;
+  uint32_t epoch_ = 1;
+  AdmittedRequest request_;
+  std::vector<Choice> choices_;
+  std::set<WorkerId> avoid_;
+  absl::Status shed_;                 // non-OK: a full worker's words; others only from now on
+  bool diverged_ = false;
+  WorkerRef prefill_, decode_;
+  std::optional<v1::Ticket> ticket_;  // owned: issued and not redeemed
+  RequestStats stats_;
+  std::vector<Command>* out_ = nullptr;  // of the running Handle
+};
+
+}  // namespace baton::router
+
+#endif  // BATON_ROUTER_REQUEST_LIFECYCLE_H_

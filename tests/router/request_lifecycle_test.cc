@@ -1,0 +1,492 @@
+#include "router/request_lifecycle.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status.h"
+
+namespace baton::router {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A token's text is "<id>"; a stop string such as "<7>" matches that token.
+class FakeChoice : public ChoiceText {
+ public:
+  explicit FakeChoice(const v1::SamplingParams& s) : stops_(s.stop().begin(), s.stop().end()) {}
+  TextPiece Push(int32_t id) override {
+    const std::string text = absl::StrCat("<", id, ">");
+    if (stops_.count(text) > 0) return {"", text};
+    return {text, std::nullopt};
+  }
+  TextPiece PushStop(int32_t) override { return {}; }
+  std::string Flush() override { return "held"; }
+
+ private:
+  std::set<std::string> stops_;
+};
+
+class FakeText : public TextMaker {
+ public:
+  std::unique_ptr<ChoiceText> NewChoice(const v1::SamplingParams& s) const override {
+    return std::make_unique<FakeChoice>(s);
+  }
+  std::string TokenBytes(int32_t id) const override { return absl::StrCat("b", id); }
+};
+
+class LifecycleTest : public ::testing::Test {
+ protected:
+  LifecycleTest() { Reset(); }
+  void Reset() {
+    life_ = std::make_unique<RequestLifecycle>(clock_.Now() + absl::Seconds(10), &text_, &clock_);
+  }
+
+  // Handles the input and returns the commands as words: what a test reads.
+  std::vector<std::string> Do(Input input) {
+    std::vector<Command> commands;
+    life_->Handle(std::move(input), &commands);
+    std::vector<std::string> words;
+    for (Command& command : commands) {
+      words.push_back(Word(command));
+      if (auto* decode = std::get_if<StartDecode>(&command)) last_decode_ = decode->request;
+      if (auto* prefill = std::get_if<StartPrefill>(&command)) last_prefill_ = prefill->request;
+      if (auto* finish = std::get_if<Finish>(&command)) finish_ = finish->status;
+      if (auto* ask = std::get_if<AskPlacement>(&command)) need_ = ask->need;
+      if (auto* send = std::get_if<Send>(&command); send && send->response.has_summary()) {
+        summary_ = send->response.summary();
+      }
+    }
+    return words;
+  }
+
+  static std::string Word(const Command& command) {
+    struct {
+      std::string operator()(const AskPlacement& c) { return c.needs_decode ? "place" : "place prefill"; }
+      std::string operator()(const StartPrefill& c) {
+        return absl::StrCat("prefill ", c.worker.id.name, " e", c.request.epoch());
+      }
+      std::string operator()(const StartDecode& c) {
+        return absl::StrCat("decode ", c.worker.id.name, " e", c.request.epoch());
+      }
+      std::string operator()(const CancelPrefill&) { return "cancel prefill"; }
+      std::string operator()(const CancelDecode&) { return "cancel decode"; }
+      std::string operator()(const ReleaseTicket& c) {
+        return absl::StrCat("release ", c.worker.id.name, " ", c.request.transfer_id_low());
+      }
+      std::string operator()(const Wait& c) { return absl::StrCat("wait ", absl::ToInt64Milliseconds(c.delay)); }
+      std::string operator()(const Send& c) {
+        const v1::GenerateResponse& r = c.response;
+        if (r.has_started()) return absl::StrCat("started ", r.started().prompt_tokens());
+        if (r.has_token()) {
+          return absl::StrCat("token ", r.token().choice_index(), ".", r.token().token_index(), "=", r.token().token_id(),
+                              r.token().text());
+        }
+        if (r.has_finished()) {
+          return absl::StrCat("finished ", r.finished().choice_index(), " ", r.finished().reason(), " ",
+                              r.finished().stop_string(), r.finished().text(), " ", r.finished().completion_tokens());
+        }
+        return absl::StrCat("summary ", r.summary().usage().completion_tokens());
+      }
+      std::string operator()(const Finish& c) { return absl::StrCat("finish ", static_cast<int>(c.status.code())); }
+    } word;
+    return std::visit(word, command);
+  }
+
+  static WorkerRef Ref(const std::string& name) { return {{name, "i"}, "host:1"}; }
+
+  Input Admitted(int n = 1, int max_tokens = 8, std::vector<std::string> stop = {}) {
+    AdmittedRequest request;
+    request.request_id = "r";
+    request.model = "m";
+    request.prompt_token_ids = {1, 2, 3};
+    request.sampling.set_n(n);
+    request.sampling.set_seed(5);
+    request.sampling.set_max_tokens(max_tokens);
+    for (const std::string& s : stop) request.sampling.add_stop(s);
+    return {Event::kAdmitted, 0, {}, std::move(request)};
+  }
+  static Input Placed(const std::string& p = "p0", const std::string& d = "d0") {
+    return {Event::kPlaced, 0, {}, PlacedPair{Ref(p), Ref(d)}};
+  }
+  static v1::SampledToken Token(uint32_t choice, uint32_t index, int32_t id,
+                                v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED) {
+    v1::SampledToken token;
+    token.set_choice_index(choice);
+    token.set_token_index(index);
+    token.set_token_id(id);
+    token.set_finish_reason(reason);
+    return token;
+  }
+  Input Pre(v1::SampledToken token, const std::string& worker = "p0") {
+    return {Event::kPrefillToken, life_->epoch(), Ref(worker), std::move(token)};
+  }
+  Input Dec(v1::SampledToken token, const std::string& worker = "d0") {
+    return {Event::kDecodeToken, life_->epoch(), Ref(worker), std::move(token)};
+  }
+  Input Prefilled(int ticket, const std::string& worker = "p0") {
+    v1::Prefilled prefilled;
+    if (ticket > 0) prefilled.mutable_ticket()->set_transfer_id_low(ticket);
+    prefilled.set_cached_tokens(2);
+    prefilled.set_prefill_ms(3);
+    return {Event::kPrefilled, life_->epoch(), Ref(worker), std::move(prefilled)};
+  }
+  Input Fetched(const std::string& worker = "d0") {
+    v1::Fetched fetched;
+    fetched.set_bytes(100);
+    fetched.set_transport("ucx");
+    return {Event::kFetched, life_->epoch(), Ref(worker), std::move(fetched)};
+  }
+  Input Plain(Event event, const std::string& worker = "d0") { return {event, life_->epoch(), Ref(worker), {}}; }
+  Input Failed(Event event, absl::Status status, const std::string& worker) {
+    return {event, life_->epoch(), Ref(worker), std::move(status)};
+  }
+  void ToDecoding(int n = 1, std::vector<std::string> stop = {}) {
+    Do(Admitted(n, 8, std::move(stop)));
+    Do(Placed());
+    for (int i = 0; i < n; ++i) Do(Pre(Token(i, 0, 10 + i)));
+    Do(Prefilled(42));
+    Do(Fetched());
+    ASSERT_EQ(life_->state(), State::kDecoding);
+  }
+
+  SimulatedClock clock_;
+  FakeText text_;
+  std::unique_ptr<RequestLifecycle> life_;
+  v1::PrefillRequest last_prefill_;
+  v1::DecodeRequest last_decode_;
+  v1::Summary summary_;
+  absl::Status finish_;
+  PlacementNeed need_;
+};
+
+TEST_F(LifecycleTest, TheWholeWay) {
+  EXPECT_THAT(Do(Admitted(1, 8, {"zz"})), ElementsAre("started 3", "place"));
+  EXPECT_THAT(Do(Placed()), ElementsAre("prefill p0 e1"));
+  EXPECT_EQ(last_prefill_.sampling().stop_size(), 0) << "stop strings are the router's";
+  EXPECT_TRUE(last_prefill_.hand_over());
+  clock_.Advance(absl::Milliseconds(20));
+  EXPECT_THAT(Do(Pre(Token(0, 0, 7))), ElementsAre("token 0.0=7<7>"));
+  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("decode d0 e1"));
+  EXPECT_EQ(last_decode_.ticket().transfer_id_low(), 42u);
+  ASSERT_EQ(last_decode_.first_tokens_size(), 1);
+  EXPECT_EQ(last_decode_.first_tokens(0).token_id(), 7);
+  EXPECT_THAT(Do(Plain(Event::kPrefillEnded, "p0")), IsEmpty());
+  EXPECT_THAT(Do(Fetched()), IsEmpty());
+  clock_.Advance(absl::Milliseconds(5));
+  EXPECT_THAT(Do(Dec(Token(0, 1, 8))), ElementsAre("token 0.1=8<8>"));
+  clock_.Advance(absl::Milliseconds(5));
+  EXPECT_THAT(Do(Dec(Token(0, 2, 9, v1::FINISH_REASON_LENGTH))),
+              ElementsAre("token 0.2=9<9>", "finished 0 2 held 3"));
+  v1::DecodeDone done;
+  done.set_decode_queue_ms(1.5);
+  EXPECT_THAT(Do({Event::kDecodeDone, 1, Ref("d0"), done}), IsEmpty());
+  EXPECT_THAT(Do(Plain(Event::kDecodeEnded)), ElementsAre("summary 3", "finish 0"));
+  EXPECT_EQ(summary_.usage().cached_tokens(), 2u);
+  EXPECT_EQ(summary_.kv().bytes(), 100u);
+  EXPECT_EQ(summary_.decode_worker(), "d0");
+  EXPECT_DOUBLE_EQ(summary_.timings().first_token_ms(), 20);
+  EXPECT_DOUBLE_EQ(summary_.timings().itl_p50_ms(), 5);
+  EXPECT_DOUBLE_EQ(summary_.timings().decode_queue_ms(), 1.5);
+  EXPECT_DOUBLE_EQ(summary_.timings().total_ms(), 30);
+}
+
+TEST_F(LifecycleTest, OneTokenCostsNoDecode) {
+  EXPECT_THAT(Do(Admitted(1, 1)), ElementsAre("started 3", "place prefill"));
+  Do(Placed());
+  EXPECT_FALSE(last_prefill_.hand_over());
+  Do(Pre(Token(0, 0, 7, v1::FINISH_REASON_LENGTH)));
+  EXPECT_THAT(Do(Prefilled(0)), ElementsAre("summary 1", "finish 0"));
+  EXPECT_EQ(summary_.kv().transport(), "none");
+  EXPECT_EQ(summary_.decode_worker(), "");
+}
+
+TEST_F(LifecycleTest, AStopStringInTheFirstTokenReleasesTheTicketAndCostsNoDecode) {
+  Do(Admitted(1, 8, {"<7>"}));
+  Do(Placed());
+  EXPECT_THAT(Do(Pre(Token(0, 0, 7))), ElementsAre("token 0.0=7", "finished 0 1 <7> 1"));
+  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("release p0 42", "summary 1", "finish 0"));
+}
+
+TEST_F(LifecycleTest, AStopIdInTheFirstTokenCostsNoDecode) {
+  Do(Admitted());
+  Do(Placed());
+  EXPECT_THAT(Do(Pre(Token(0, 0, 7, v1::FINISH_REASON_STOP))), ElementsAre("token 0.0=7", "finished 0 1 held 1"));
+  EXPECT_THAT(Do(Prefilled(0)), ElementsAre("summary 1", "finish 0"));
+}
+
+TEST_F(LifecycleTest, AStopStringOfAllChoicesCancelsDecodeAndUsageCountsToTheMatch) {
+  ToDecoding(2, {"<99>"});
+  EXPECT_THAT(Do(Dec(Token(0, 1, 99))), ElementsAre("token 0.1=99", "finished 0 1 <99> 2"));
+  EXPECT_THAT(Do(Dec(Token(0, 2, 5))), IsEmpty()) << "what follows a match is dropped";
+  EXPECT_THAT(Do(Dec(Token(1, 1, 3))), ElementsAre("token 1.1=3<3>"));
+  EXPECT_THAT(Do(Dec(Token(1, 2, 99))),
+              ElementsAre("token 1.2=99", "finished 1 1 <99> 3", "cancel decode", "summary 5", "finish 0"));
+}
+
+TEST_F(LifecycleTest, AChoiceThatAStopStringEndedAtOnceDoesNotRunInDecode) {
+  Do(Admitted(2, 8, {"<10>"}));
+  Do(Placed());
+  Do(Pre(Token(0, 0, 10)));
+  Do(Pre(Token(1, 0, 11)));
+  Do(Prefilled(42));
+  ASSERT_EQ(last_decode_.first_tokens_size(), 2);
+  EXPECT_EQ(last_decode_.first_tokens(0).finish_reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(last_decode_.first_tokens(1).finish_reason(), v1::FINISH_REASON_UNSPECIFIED);
+}
+
+TEST_F(LifecycleTest, AStopStringThatTheLastTokenCompletesWinsOverLength) {
+  ToDecoding(1, {"<99>"});
+  EXPECT_THAT(Do(Dec(Token(0, 1, 99, v1::FINISH_REASON_LENGTH))), ElementsAre("token 0.1=99", "finished 0 1 <99> 2"));
+  EXPECT_THAT(Do(Plain(Event::kDecodeEnded)), ElementsAre("summary 2", "finish 0"));
+}
+
+TEST_F(LifecycleTest, DecodeDyingMidStreamContinuesElsewhereWithoutRepeats) {
+  ToDecoding();
+  Do(Dec(Token(0, 1, 20)));
+  EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::UnavailableError("gone"), "d0")),
+              ElementsAre("cancel prefill", "cancel decode", "wait 0"));
+  EXPECT_THAT(Do(Plain(Event::kBackoffOver)), ElementsAre("place"));
+  EXPECT_TRUE(need_.avoid.count(Ref("d0").id));
+  EXPECT_FALSE(need_.avoid.count(Ref("p0").id));
+  EXPECT_THAT(Do(Placed("p0", "d1")), ElementsAre("prefill p0 e2"));
+  EXPECT_THAT(Do(Pre(Token(0, 0, 10))), IsEmpty()) << "the client has index 0";
+  Do(Prefilled(43));
+  Do(Fetched("d1"));
+  EXPECT_THAT(Do(Dec(Token(0, 1, 20))), IsEmpty());
+  EXPECT_THAT(Do(Dec(Token(0, 2, 21, v1::FINISH_REASON_STOP))), ElementsAre("token 0.2=21", "finished 0 1 held 3"));
+  EXPECT_THAT(Do(Plain(Event::kDecodeEnded)), ElementsAre("summary 3", "finish 0"));
+  EXPECT_EQ(summary_.decode_worker(), "d1");
+  EXPECT_EQ(life_->stats().retries_after_first_token, 1u);
+}
+
+TEST_F(LifecycleTest, ADifferentTokenOnTheRetryIsAnErrorNotAWrongStream) {
+  ToDecoding();
+  Do(Failed(Event::kDecodeFailed, absl::AbortedError("gone"), "d0"));
+  Do(Plain(Event::kBackoffOver));
+  Do(Placed("p1", "d1"));
+  // Prefill is not cancelled: its ticket is on the way, and is given back when it comes.
+  EXPECT_THAT(Do(Pre(Token(0, 0, 11), "p1")), ElementsAre("cancel decode", "finish 13"));
+  EXPECT_THAT(Do(Prefilled(44, "p1")), ElementsAre("release p1 44"));
+  EXPECT_THAT(std::string(finish_.message()), HasSubstr("computed token 11 at index 0"));
+}
+
+TEST_F(LifecycleTest, AnUnredeemedTicketIsReleasedWhateverEndsTheAttempt) {
+  const auto to_handover = [this] {
+    Reset();
+    Do(Admitted());
+    Do(Placed());
+    Do(Pre(Token(0, 0, 7)));
+    Do(Prefilled(42));
+    ASSERT_EQ(life_->state(), State::kHandover);
+  };
+  to_handover();
+  EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::UnavailableError("x"), "d0")),
+              ElementsAre("release p0 42", "cancel prefill", "cancel decode", "wait 0"));
+  to_handover();
+  EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::InvalidArgumentError("x"), "d0")),
+              ElementsAre("cancel prefill", "cancel decode", "release p0 42", "finish 3"));
+  to_handover();
+  EXPECT_THAT(Do(Failed(Event::kUnplaced, absl::UnavailableError("x"), "")),
+              ElementsAre("cancel prefill", "cancel decode", "release p0 42", "finish 14"));
+  for (const auto& [event, code] : {std::pair{Event::kClientGone, "finish 1"}, std::pair{Event::kDeadline, "finish 4"},
+                                    std::pair{Event::kStop, "finish 14"}}) {
+    to_handover();
+    EXPECT_THAT(Do(Plain(event)), ElementsAre("cancel prefill", "cancel decode", "release p0 42", code));
+  }
+}
+
+TEST_F(LifecycleTest, ATicketThatComesAfterTheEndIsReleased) {
+  Do(Admitted());
+  Do(Placed());
+  EXPECT_THAT(Do(Plain(Event::kClientGone)), ElementsAre("cancel prefill", "cancel decode", "finish 1"));
+  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("release p0 42"));
+  EXPECT_THAT(Do(Prefilled(0)), IsEmpty());
+}
+
+TEST_F(LifecycleTest, ATicketOfAFormerAttemptIsReleasedAtItsOwnWorker) {
+  Do(Admitted());
+  Do(Placed());
+  Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0"));
+  Do(Plain(Event::kBackoffOver));
+  Do(Placed("p1", "d0"));
+  Input late = Prefilled(41);
+  late.epoch = 1;
+  EXPECT_THAT(Do(std::move(late)), ElementsAre("release p0 41"));
+  EXPECT_EQ(life_->state(), State::kPrefilling);
+}
+
+TEST_F(LifecycleTest, ACancelBetweenTokenZeroAndTheTicketWaitsForTheTicket) {
+  Do(Admitted());
+  Do(Placed());
+  Do(Pre(Token(0, 0, 7)));
+  EXPECT_THAT(Do(Plain(Event::kClientGone)), ElementsAre("cancel decode", "finish 1"));
+  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("release p0 42"));
+}
+
+TEST_F(LifecycleTest, ThreeAttemptsAtMost) {
+  Do(Admitted());
+  for (int attempt = 1; attempt < 3; ++attempt) {
+    Do(Placed());
+    const auto words = Do(Failed(Event::kPrefillFailed, absl::UnavailableError("down"), "p0"));
+    EXPECT_THAT(words, ElementsAre("cancel prefill", "cancel decode", attempt == 1 ? "wait 0" : "wait 100"));
+    EXPECT_THAT(Do(Plain(Event::kBackoffOver)), ElementsAre("place"));
+  }
+  Do(Placed());
+  EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("down"), "p0")),
+              ElementsAre("cancel prefill", "cancel decode", "finish 14"));
+  EXPECT_EQ(std::string(finish_.message()), "after 3 attempts: prefill worker p0: down");
+}
+
+TEST_F(LifecycleTest, OnlyRetryableCodesAreRetried) {
+  for (int code = 1; code <= 16; ++code) {
+    Reset();
+    Do(Admitted());
+    Do(Placed());
+    const absl::Status status(static_cast<absl::StatusCode>(code), "x");
+    const bool retried = Do(Failed(Event::kPrefillFailed, status, "p0")).back() == "wait 0";
+    // CANCELLED that nobody here asked for is a worker that stops.
+    EXPECT_EQ(retried, ActionFor(status) == RouterAction::kRetryElsewhere || ActionFor(status) == RouterAction::kShed ||
+                           code == 1)
+        << status;
+  }
+}
+
+TEST_F(LifecycleTest, NoRetryAfterTheDeadline) {
+  Do(Admitted());
+  Do(Placed());
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0")),
+              ElementsAre("cancel prefill", "cancel decode", "finish 14"));
+}
+
+TEST_F(LifecycleTest, AFullWorkerIsNotAskedAgainAndItsWordsReachTheClient) {
+  Do(Admitted());
+  Do(Placed());
+  Do(Failed(Event::kPrefillFailed, WithRetryAfter(absl::ResourceExhaustedError("full"), absl::Seconds(1)), "p0"));
+  Do(Plain(Event::kBackoffOver));
+  EXPECT_TRUE(need_.only_others);
+  Do({Event::kUnplaced, 0, {}, absl::UnavailableError("none left")});
+  EXPECT_EQ(finish_.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(RetryAfterOf(finish_), absl::Seconds(1));
+}
+
+TEST_F(LifecycleTest, AWorkerThatBreaksTheProtocolIsReplaced) {
+  ToDecoding();
+  EXPECT_THAT(Do(Dec(Token(0, 3, 5))), ElementsAre("cancel prefill", "cancel decode", "wait 0")) << "a gap";
+  Reset();
+  ToDecoding();
+  EXPECT_EQ(Do(Dec(Token(7, 1, 5))).back(), "wait 0") << "a choice that is not there";
+  Reset();
+  ToDecoding();
+  EXPECT_EQ(Do(Dec(Token(0, 0, 10))).back(), "wait 0") << "index 0 from decode";
+  Reset();
+  ToDecoding();
+  EXPECT_EQ(Do(Plain(Event::kDecodeEnded)).back(), "wait 0") << "an end before the choice's";
+  Reset();
+  Do(Admitted());
+  Do(Placed());
+  EXPECT_EQ(Do(Plain(Event::kPrefillEnded, "p0")).back(), "wait 0") << "an end without a result";
+  Reset();
+  Do(Admitted());
+  Do(Placed());
+  EXPECT_EQ(Do(Prefilled(42)).back(), "wait 0") << "a result without token 0";
+  Reset();
+  Do(Admitted());
+  Do(Placed());
+  Do(Pre(Token(0, 0, 1)));
+  EXPECT_EQ(Do(Prefilled(0)).back(), "wait 0") << "no ticket although the choice goes on";
+}
+
+TEST_F(LifecycleTest, AFailureAfterTheLastTokenIsNotTheClients) {
+  ToDecoding();
+  Do(Dec(Token(0, 1, 5, v1::FINISH_REASON_STOP)));
+  EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::UnavailableError("x"), "d0")),
+              ElementsAre("cancel prefill", "cancel decode", "summary 2", "finish 0"));
+}
+
+TEST_F(LifecycleTest, APrefillWorkerLostDuringHandOverIsAFailureAndAfterItIsNot) {
+  Do(Admitted());
+  Do(Placed());
+  Do(Pre(Token(0, 0, 7)));
+  Do(Prefilled(42));
+  EXPECT_EQ(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0")).back(), "wait 0");
+  Reset();
+  ToDecoding();
+  EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0")), IsEmpty());
+}
+
+TEST_F(LifecycleTest, StaleStreamsAreIgnored) {
+  ToDecoding();
+  Do(Failed(Event::kDecodeFailed, absl::UnavailableError("x"), "d0"));
+  Do(Plain(Event::kBackoffOver));
+  Do(Placed("p1", "d1"));
+  Input zombie = Dec(Token(0, 1, 99));
+  zombie.epoch = 1;
+  EXPECT_THAT(Do(std::move(zombie)), IsEmpty());
+  Input failed = Failed(Event::kDecodeFailed, absl::UnavailableError("x"), "d0");
+  failed.epoch = 1;
+  EXPECT_THAT(Do(std::move(failed)), IsEmpty());
+  EXPECT_EQ(life_->state(), State::kPrefilling);
+}
+
+// Whatever comes in whatever order: no crash, one Finish at most, and each ticket that was handed in is either redeemed or
+// released exactly once.
+TEST_F(LifecycleTest, RandomInputsKeepTheInvariants) {
+  uint64_t x = 88172645463325252ull;
+  const auto next = [&x](uint64_t bound) {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    return x % bound;
+  };
+  for (int run = 0; run < 3000; ++run) {
+    Reset();
+    int finishes = 0, issued = 0, released = 0, redeemed = 0;
+    const auto count = [&](const std::vector<std::string>& words) {
+      for (const std::string& word : words) {
+        finishes += word.rfind("finish ", 0) == 0;
+        released += word.rfind("release", 0) == 0;
+      }
+    };
+    Do(Admitted(1 + next(2), 1 + next(4), {"<3>"}));
+    for (int step = 0; step < 60; ++step) {
+      const State before = life_->state();
+      Input input;
+      switch (next(14)) {
+        case 0: input = Plain(Event::kDecodeDone); input.payload = v1::DecodeDone(); break;
+        case 1: input = Placed(); break;
+        case 2: input = {Event::kUnplaced, 0, {}, absl::UnavailableError("x")}; break;
+        case 3:
+        case 4: input = Pre(Token(next(3), 0, next(4), static_cast<v1::FinishReason>(next(3)))); break;
+        case 5: input = Prefilled(next(2) ? ++issued : 0); break;
+        case 6: input = Plain(Event::kPrefillEnded, "p0"); break;
+        case 7: input = Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0"); break;
+        case 8: input = Fetched(); break;
+        case 9:
+        case 10: input = Dec(Token(next(3), next(4), next(4), static_cast<v1::FinishReason>(next(3)))); break;
+        case 11: input = Plain(next(2) ? Event::kDecodeEnded : Event::kBackoffOver); break;
+        case 12: input = Failed(Event::kDecodeFailed, absl::AbortedError("x"), "d0"); break;
+        case 13:
+          if (next(8) == 0) input = Plain(Event::kClientGone);
+          else input = Plain(Event::kBackoffOver);
+          break;
+      }
+      count(Do(std::move(input)));
+      redeemed += before == State::kHandover && life_->state() == State::kDecoding;
+    }
+    count(Do(Plain(Event::kClientGone)));
+    ASSERT_EQ(life_->state(), State::kDone);
+    ASSERT_EQ(finishes, 1);
+    ASSERT_EQ(issued, released + redeemed);
+  }
+}
+
+}  // namespace
+}  // namespace baton::router
