@@ -152,6 +152,12 @@ absl::StatusOr<std::string> HashTokenizer(const GgufFile& file) {
 
 }  // namespace
 
+absl::StatusOr<std::string> TokenizerFingerprint(const GgufFile& file) {
+  auto digest = HashTokenizer(file);
+  if (!digest.ok()) return digest.status();
+  return absl::BytesToHexString(*digest);
+}
+
 absl::StatusOr<Fingerprint> ComputeFingerprint(const GgufFile& file, const ModelConfig& config,
                                                kernels::NumericsClass numerics) {
   auto weights = HashWeights(file);

@@ -28,6 +28,9 @@ struct Fingerprint {
 absl::StatusOr<Fingerprint> ComputeFingerprint(const GgufFile& file, const ModelConfig& config,
                                                kernels::NumericsClass numerics);
 
+// Fingerprint::tokenizer alone, for who reads no weights (the router).
+absl::StatusOr<std::string> TokenizerFingerprint(const GgufFile& file);
+
 }  // namespace baton::model
 
 #endif  // BATON_MODEL_FINGERPRINT_H_
