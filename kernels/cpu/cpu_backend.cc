@@ -1,0 +1,246 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/packed_matrix.h"
+
+namespace baton::kernels {
+
+absl::StatusOr<std::unique_ptr<Backend>> Backend::CreateCpu(const Options& options) {
+  constexpr int kMaxThreads = 1024;
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
+    return absl::InvalidArgumentError(absl::StrCat("num_threads is ", options.num_threads, "; it must be 0 (one per core) to ",
+                                                   kMaxThreads));
+  }
+  const absl::StatusOr<Isa> isa = cpu::ResolveIsa(options.isa, cpu::CpuHasAvx2(), cpu::CpuHasAvx512());
+  if (!isa.ok()) return isa.status();
+  const int num_threads = options.num_threads > 0
+                              ? options.num_threads
+                              : std::clamp<int>(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+  const cpu::KernelTable& kernels = *isa == Isa::kAvx512 ? cpu::Avx512Kernels()
+                                    : *isa == Isa::kAvx2 ? cpu::Avx2Kernels()
+                                                         : cpu::ScalarKernels();
+  return std::make_unique<cpu::CpuBackend>(kernels, options.numerics, num_threads);
+}
+
+}  // namespace baton::kernels
+
+namespace baton::kernels::cpu {
+namespace {
+
+constexpr int64_t kWorthSplitting = 4000;  // nanoseconds of work below which waking the other threads costs more
+constexpr int kTasksPerThread = 4;         // so that a late thread's share can be taken over
+
+const PackedMatrix& Packed(const MatMulOutput& output) { return static_cast<const PackedMatrix&>(*output.weight); }
+
+}  // namespace
+
+CpuBackend::CpuBackend(const KernelTable& kernels, NumericsClass numerics, int num_threads)
+    : kernels_(kernels), numerics_(numerics), pool_(num_threads) {}
+
+template <typename Fn>
+void CpuBackend::ForRange(int64_t n, int64_t work, const Fn& fn) {
+  if (n <= 0) return;
+  const int64_t wanted = work < kWorthSplitting ? 1 : int64_t{pool_.num_threads()} * kTasksPerThread;
+  const int tasks = static_cast<int>(std::min({n, wanted, int64_t{ThreadPool::kMaxTasks}}));
+  pool_.Run(tasks, [&](int task, int thread) { fn(n * task / tasks, n * (task + 1) / tasks, thread); });
+}
+
+std::unique_ptr<WeightMatrix> CpuBackend::PackWeights(const HostTensor& tensor) {
+  return std::make_unique<PackedMatrix>(tensor, numerics_);
+}
+
+void CpuBackend::Quantize(const float* x, int64_t x_stride, int m, int64_t cols) {
+  const size_t elements = static_cast<size_t>(m) * cols;
+  const size_t groups = elements / kQuantGroup;
+  const auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  std::byte* memory = quantized_memory_.Reserve(padded(elements) + 3 * padded(groups * 4) + padded(groups * 8));
+  const auto take = [&](size_t bytes) {
+    std::byte* piece = memory;
+    memory += padded(bytes);
+    return piece;
+  };
+  quantized_.cols = cols;
+  quantized_.q = reinterpret_cast<int8_t*>(take(elements));
+  quantized_.d = reinterpret_cast<float*>(take(groups * 4));
+  quantized_.s = reinterpret_cast<float*>(take(groups * 4));
+  quantized_.offset = reinterpret_cast<int32_t*>(take(groups * 4));
+  quantized_.half_offset = reinterpret_cast<int32_t*>(take(groups * 8));
+  ForRange(m, static_cast<int64_t>(elements / 2), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) kernels_.quantize_row(x + r * x_stride, r, quantized_);
+  });
+}
+
+void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
+  if (m <= 0 || outputs.empty()) return;
+  int64_t num_panels = 0;
+  bool any_integer = false;
+  for (const MatMulOutput& output : outputs) {
+    num_panels += Packed(output).num_panels();
+    any_integer |= IsIntegerLayout(Packed(output).layout());
+  }
+  const int64_t cols = Packed(outputs[0]).cols();
+  if (any_integer) Quantize(x, x_stride, m, cols);
+  ForRange(num_panels, num_panels * cols / 8 * m, [&](int64_t begin, int64_t end, int) {
+    int64_t first = 0;  // panel number of the output's panel 0
+    for (const MatMulOutput& output : outputs) {
+      const PackedMatrix& weight = Packed(output);
+      const int64_t panel_begin = std::max<int64_t>(begin - first, 0);
+      const int64_t panel_end = std::min(end - first, weight.num_panels());
+      first += weight.num_panels();
+      if (panel_begin >= panel_end) continue;
+      MatMulArgs args;
+      args.panels = weight.panel(0);
+      args.panel_bytes = static_cast<size_t>(weight.panel(1) - weight.panel(0));
+      args.codes_offset = weight.codes_offset();
+      args.rows = weight.rows();
+      args.cols = cols;
+      args.x = x;
+      args.x_stride = x_stride;
+      args.quantized = quantized_;
+      args.m = m;
+      args.bias = output.bias;
+      args.y = output.y;
+      args.y_stride = output.y_stride;
+      kernels_.matmul[static_cast<int>(weight.layout())](args, panel_begin, panel_end);
+    }
+  });
+}
+
+void CpuBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, const float* weight, float epsilon, float* y,
+                         int64_t y_stride) {
+  ForRange(m, int64_t{m} * dim / 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      kernels_.rms_norm(x + r * x_stride, dim, weight, epsilon, y + r * y_stride);
+    }
+  });
+}
+
+void CpuBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim, std::span<const int32_t> positions,
+                      const RopeTable& table) {
+  const int64_t half = table.rope_dim / 2;
+  ForRange(m, int64_t{m} * num_heads * head_dim / 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t offset = positions[r] * half;
+      kernels_.rope(x + r * x_stride, num_heads, head_dim, table.cos + offset, table.sin + offset, table.rope_dim,
+                    table.style);
+    }
+  });
+}
+
+void CpuBackend::WriteKv(int layer, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
+                         std::span<const SequenceChunk> chunks, const KvView& kv) {
+  const KvLayout& layout = kv.layout;
+  const size_t token_bytes = layout.element_bytes() * layout.head_dim;
+  for (const SequenceChunk& chunk : chunks) {
+    const int64_t work = int64_t{chunk.num_rows} * layout.num_kv_heads * layout.head_dim / 2;
+    ForRange(chunk.num_rows, work, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int position = chunk.context_len + static_cast<int>(r);
+        std::byte* const block = kv.block(chunk.block_table[position / layout.block_size]);
+        const size_t slot = static_cast<size_t>(position % layout.block_size) * token_bytes;
+        const int64_t row = chunk.row_begin + r;
+        for (int head = 0; head < layout.num_kv_heads; ++head) {
+          const int64_t source = int64_t{head} * layout.head_dim;
+          kernels_.store_kv(layout.dtype, k + row * k_stride + source, layout.head_dim,
+                            block + layout.offset(layer, false, head) + slot);
+          kernels_.store_kv(layout.dtype, v + row * v_stride + source, layout.head_dim,
+                            block + layout.offset(layer, true, head) + slot);
+        }
+      }
+    });
+  }
+}
+
+void CpuBackend::PlanAttention(std::span<const SequenceChunk> chunks, int num_kv_heads, int group) {
+  // Few short pieces would leave threads idle: then a KV head's group of query heads is split too.
+  int64_t pieces = 0;
+  for (const SequenceChunk& chunk : chunks) pieces += (chunk.num_rows + 15) / 16 * num_kv_heads;
+  const int64_t splits = pieces > 0 ? (pool_.num_threads() + pieces - 1) / pieces : 1;
+  const int heads_per_unit =
+      std::min<int>(std::max<int64_t>((group + splits - 1) / splits, 1), kMaxAttentionQueries);
+  const int rows_per_unit = std::max(kMaxAttentionQueries / heads_per_unit, 1);
+  units_.clear();
+  for (const SequenceChunk& chunk : chunks) {
+    for (int kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
+      for (int head = 0; head < group; head += heads_per_unit) {
+        for (int row = 0; row < chunk.num_rows; row += rows_per_unit) {
+          units_.push_back({&chunk, kv_head, head, std::min(head + heads_per_unit, group), row,
+                            std::min(row + rows_per_unit, chunk.num_rows)});
+        }
+      }
+    }
+  }
+}
+
+void CpuBackend::RunAttentionUnit(const AttentionUnit& unit, const AttentionArgs& common, int group,
+                                  const KvLayout& layout, int layer, float* scratch) const {
+  AttentionArgs args = common;
+  const int64_t first_head = int64_t{unit.kv_head} * group + unit.head_begin;
+  args.q += first_head * args.head_dim;
+  args.out += first_head * args.head_dim;
+  args.num_heads = unit.head_end - unit.head_begin;
+  args.row_begin = unit.chunk->row_begin + unit.row_begin;
+  args.row_end = unit.chunk->row_begin + unit.row_end;
+  args.first_position = unit.chunk->context_len + unit.row_begin;
+  args.block_table = unit.chunk->block_table.data();
+  args.k_offset = layout.offset(layer, false, unit.kv_head);
+  args.v_offset = layout.offset(layer, true, unit.kv_head);
+  args.scratch = scratch;
+  kernels_.attention(args);
+}
+
+void CpuBackend::Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
+                           const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
+  const KvLayout& layout = kv.layout;
+  const int group = params.num_heads / layout.num_kv_heads;
+  PlanAttention(chunks, layout.num_kv_heads, group);
+  const int64_t scratch_floats = AttentionScratchFloats(layout.head_dim);
+  attention_scratch_.Reserve(scratch_floats * pool_.num_threads());
+
+  AttentionArgs common;
+  common.q = q;
+  common.out = out;
+  common.q_stride = q_stride;
+  common.out_stride = out_stride;
+  common.head_dim = layout.head_dim;
+  common.kv_base = kv.base;
+  common.block_bytes = layout.block_bytes();
+  common.block_size = layout.block_size;
+  common.dtype = layout.dtype;
+  common.scale = params.scale;
+  common.sliding_window = params.sliding_window;
+  common.logit_softcap = params.logit_softcap;
+
+  int64_t work = 0;
+  for (const SequenceChunk& chunk : chunks) {
+    work += int64_t{chunk.num_rows} * (chunk.context_len + chunk.num_rows) * params.num_heads * layout.head_dim / 16;
+  }
+  const int num_units = static_cast<int>(units_.size());
+  const int tasks = work < kWorthSplitting ? std::min(num_units, 1) : std::min(num_units, ThreadPool::kMaxTasks);
+  pool_.Run(tasks, [&](int task, int thread) {
+    const int end = static_cast<int>(int64_t{num_units} * (task + 1) / tasks);
+    for (int i = static_cast<int>(int64_t{num_units} * task / tasks); i < end; ++i) {
+      RunAttentionUnit(units_[i], common, group, layout, layer, attention_scratch_.data() + thread * scratch_floats);
+    }
+  });
+}
+
+void CpuBackend::GatedActivation(Activation act, float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
+                                 int m, int dim) {
+  ForRange(m, int64_t{m} * dim, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) kernels_.gated(act, gate + r * gate_stride, up + r * up_stride, dim);
+  });
+}
+
+void CpuBackend::Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim) {
+  ForRange(m, int64_t{m} * dim / 8, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) kernels_.add(x + r * x_stride, y + r * y_stride, dim);
+  });
+}
+
+}  // namespace baton::kernels::cpu

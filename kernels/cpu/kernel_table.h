@@ -1,0 +1,88 @@
+// The kernels of one instruction set. Each set is one source file that instantiates the same templates (*_impl.h) over
+// its own vector type, with its own compiler flags; nothing else in the program may be compiled with those flags, so the
+// templates call no shared inline functions (the linker could keep the copy that only newer CPUs can run).
+#ifndef BATON_KERNELS_CPU_KERNEL_TABLE_H_
+#define BATON_KERNELS_CPU_KERNEL_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/backend.h"
+
+namespace baton::kernels::cpu {
+
+// Activations quantized per 32 elements: x = d * q. Row r's arrays start at r * cols, r * groups, ...
+struct QuantizedRows {
+  int64_t cols = 0;
+  int8_t* q = nullptr;           // [rows, cols]
+  float* d = nullptr;            // [rows, cols/32] amax / 127; NaN if the group has a value that is not finite
+  float* s = nullptr;            // [rows, cols/32] d * sum(q)
+  int32_t* offset = nullptr;       // [rows, cols/32] -128 * sum(q): takes the +128 of 8-bit codes off in integers
+  int32_t* half_offset = nullptr;  // [rows, cols/32, 2] the same of each half of the group
+};
+
+struct MatMulArgs {
+  const uint8_t* panels = nullptr;  // PackedMatrix: panel i at panels + i * panel_bytes
+  size_t panel_bytes = 0;
+  size_t codes_offset = 0;
+  int64_t rows = 0, cols = 0;
+  const float* x = nullptr;  // float layouts
+  int64_t x_stride = 0;
+  QuantizedRows quantized;   // integer layouts
+  int m = 0;
+  const float* bias = nullptr;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+};
+
+// One KV head of one sequence chunk, some of its rows.
+struct AttentionArgs {
+  const float* q = nullptr;  // row 0 of the batch, first query head of the KV head
+  float* out = nullptr;
+  int64_t q_stride = 0, out_stride = 0;
+  int num_heads = 0;         // query heads of this KV head that are computed together
+  int head_dim = 0;
+  int row_begin = 0, row_end = 0;  // rows of the batch
+  int first_position = 0;          // of row_begin
+  const int32_t* block_table = nullptr;
+  const std::byte* kv_base = nullptr;
+  size_t block_bytes = 0;
+  size_t k_offset = 0, v_offset = 0;  // of this head's token 0 in a block
+  int block_size = 0;
+  DType dtype = DType::kF16;
+  float scale = 0;
+  int sliding_window = 0;
+  float logit_softcap = 0;
+  float* scratch = nullptr;  // AttentionScratchFloats(...) floats, 64-byte aligned
+};
+
+inline constexpr int kKeyTile = 32;            // keys; tiles start at multiples of it
+inline constexpr int kMaxAttentionQueries = 64;  // rows x heads of one call
+
+inline int64_t PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+// K transposed, V, queries, outputs, probabilities, sums.
+inline int64_t AttentionScratchFloats(int head_dim) {
+  return PaddedHeadDim(head_dim) * (2 * kKeyTile + 2 * kMaxAttentionQueries) +
+         kMaxAttentionQueries * (kKeyTile + 16 + 16);
+}
+
+struct KernelTable {
+  const char* name;
+  void (*quantize_row)(const float* x, int64_t row, const QuantizedRows& out);
+  void (*matmul[10])(const MatMulArgs& args, int64_t panel_begin, int64_t panel_end);  // by PackedLayout
+  void (*attention)(const AttentionArgs& args);
+  void (*rms_norm)(const float* x, int dim, const float* weight, float epsilon, float* y);
+  void (*rope)(float* x, int num_heads, int head_dim, const float* cos, const float* sin, int rope_dim, RopeStyle style);
+  void (*gated)(Activation act, float* gate, const float* up, int dim);
+  void (*add)(float* x, const float* y, int dim);
+  void (*store_kv)(DType dtype, const float* src, int n, std::byte* dst);
+  void (*exp)(const float* x, float* y, int n);  // the exponential that all kernels use, for its test
+};
+
+const KernelTable& ScalarKernels();
+const KernelTable& Avx2Kernels();
+const KernelTable& Avx512Kernels();
+
+}  // namespace baton::kernels::cpu
+
+#endif  // BATON_KERNELS_CPU_KERNEL_TABLE_H_

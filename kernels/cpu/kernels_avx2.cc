@@ -1,0 +1,31 @@
+// Compiled with AVX2, FMA and F16C flags (see BUILD.bazel).
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/vec_avx2.h"
+
+namespace baton::kernels::cpu {
+namespace avx2 {
+
+constexpr int kTileRows = 4;  // activation rows of an integer tile; a sum is two of the 16 registers
+constexpr bool kInt8IsOffset = false;  // DotInt8 sums signed values
+constexpr int kFloatAccumulators = 4;
+constexpr int kScoreRows = 2;
+constexpr int kValueRows = 2;
+constexpr int kValueVectors = 2;
+
+#include "kernels/cpu/matmul_impl.h"
+#include "kernels/cpu/elementwise_impl.h"
+#include "kernels/cpu/attention_impl.h"
+#include "kernels/cpu/kernel_table_impl.h"
+
+}  // namespace avx2
+
+const KernelTable& Avx2Kernels() {
+  static const KernelTable table = avx2::MakeTable("avx2");
+  return table;
+}
+
+}  // namespace baton::kernels::cpu

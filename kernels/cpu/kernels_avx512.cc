@@ -1,0 +1,31 @@
+// Compiled with AVX-512 flags (see BUILD.bazel).
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/vec_avx512.h"
+
+namespace baton::kernels::cpu {
+namespace avx512 {
+
+constexpr int kTileRows = 8;           // activation rows of an integer tile: 8 sums, 8 of weights, 8 of products
+constexpr bool kInt8IsOffset = true;   // DotInt8 sums codes with their +128
+constexpr int kFloatAccumulators = 16;
+constexpr int kScoreRows = 8;
+constexpr int kValueRows = 4;
+constexpr int kValueVectors = 4;
+
+#include "kernels/cpu/matmul_impl.h"
+#include "kernels/cpu/elementwise_impl.h"
+#include "kernels/cpu/attention_impl.h"
+#include "kernels/cpu/kernel_table_impl.h"
+
+}  // namespace avx512
+
+const KernelTable& Avx512Kernels() {
+  static const KernelTable table = avx512::MakeTable("avx512");
+  return table;
+}
+
+}  // namespace baton::kernels::cpu

@@ -1,0 +1,31 @@
+// The reference: no instructions beyond the compiler's default.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/vec_scalar.h"
+
+namespace baton::kernels::cpu {
+namespace scalar {
+
+constexpr int kTileRows = 4;          // activation rows of an integer tile
+constexpr bool kInt8IsOffset = true;   // DotInt8 sums codes with their +128
+constexpr int kFloatAccumulators = 4;
+constexpr int kScoreRows = 4;
+constexpr int kValueRows = 2;
+constexpr int kValueVectors = 1;
+
+#include "kernels/cpu/matmul_impl.h"
+#include "kernels/cpu/elementwise_impl.h"
+#include "kernels/cpu/attention_impl.h"
+#include "kernels/cpu/kernel_table_impl.h"
+
+}  // namespace scalar
+
+const KernelTable& ScalarKernels() {
+  static const KernelTable table = scalar::MakeTable("scalar");
+  return table;
+}
+
+}  // namespace baton::kernels::cpu

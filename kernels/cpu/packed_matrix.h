@@ -1,0 +1,73 @@
+// Weights as the CPU kernels read them: panels of 16 output rows, interleaved so that one vector lane is one output.
+// The order of every reduction is then the same in every instruction set, and no horizontal sums are needed.
+#ifndef BATON_KERNELS_CPU_PACKED_MATRIX_H_
+#define BATON_KERNELS_CPU_PACKED_MATRIX_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/backend.h"
+
+namespace baton::kernels::cpu {
+
+inline constexpr int kPanelRows = 16;
+inline constexpr int kQuantGroup = 32;  // elements of an activation group
+
+// Float layouts: element (k, lane) at [k * 16 + lane].
+//
+// Integer layouts: a panel is, for each group of 32 k, first the scales (and minimums) of all groups, then from
+// codes_offset on the codes of all groups.
+//   Scales of a group: [16 scales][16 minimums, if any], as halves or floats; kInt8Pair: [16 scales of k 0..15][16 of 16..31].
+//   8-bit codes, 512 bytes a group: value + 128 of (k, lane) at [k / 4][lane][k % 4].
+//   4-bit codes, 256 bytes a group: byte [j][lane][k % 4], j in 0..3, has k / 4 = j in its low half and j + 4 in its high
+//   half; value + int4_offset.
+enum class PackedLayout : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kInt4Half,     // q4_0: scale; the offset of 8 is taken off in integers
+  kInt4HalfMin,  // q4_1
+  kInt4FloatMin, // q4_k
+  kInt8Half,     // q8_0, q5_0
+  kInt8HalfMin,  // q5_1
+  kInt8FloatMin, // q5_k
+  kInt8Pair,     // q6_k
+};
+inline constexpr int kNumPackedLayouts = 10;
+
+inline bool IsIntegerLayout(PackedLayout layout) { return layout >= PackedLayout::kInt4Half; }
+
+class PackedMatrix final : public WeightMatrix {
+ public:
+  // kF32 turns every format into f32 panels.
+  PackedMatrix(const HostTensor& tensor, NumericsClass numerics);
+  ~PackedMatrix() override;
+  PackedMatrix(const PackedMatrix&) = delete;
+  PackedMatrix& operator=(const PackedMatrix&) = delete;
+
+  int64_t rows() const override { return rows_; }
+  int64_t cols() const override { return cols_; }
+  size_t memory_bytes() const override { return memory_bytes_; }
+
+  PackedLayout layout() const { return layout_; }
+  int64_t num_panels() const { return (rows_ + kPanelRows - 1) / kPanelRows; }
+  const uint8_t* panel(int64_t i) const { return data_ + i * panel_bytes_; }
+  size_t codes_offset() const { return codes_offset_; }
+
+ private:
+  void PackFloatPanel(const HostTensor& tensor, int64_t panel, float* row);
+  void PackIntegerPanel(const HostTensor& tensor, int64_t panel);
+
+  const int64_t rows_, cols_;
+  const PackedLayout layout_;
+  size_t scales_bytes_ = 0;  // of one group
+  size_t codes_bytes_ = 0;   // of one group
+  size_t codes_offset_ = 0;
+  size_t panel_bytes_ = 0;
+  size_t memory_bytes_ = 0;
+  uint8_t* data_ = nullptr;  // owned, 64-byte aligned
+};
+
+}  // namespace baton::kernels::cpu
+
+#endif  // BATON_KERNELS_CPU_PACKED_MATRIX_H_

@@ -1,0 +1,112 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <immintrin.h>
+
+namespace baton::kernels::cpu {
+namespace {
+
+constexpr int kSpins = 2000;   // of one pause each, about 50 us
+constexpr int kYields = 50;    // before sleeping, which costs a wake-up of tens of microseconds
+
+uint64_t PackShare(uint32_t job, uint32_t next, uint32_t end) { return uint64_t{job} << 32 | next << 16 | end; }
+uint32_t JobOf(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+uint32_t NextOf(uint64_t word) { return word >> 16 & 0xffff; }
+uint32_t EndOf(uint64_t word) { return word & 0xffff; }
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads)
+    : num_threads_(num_threads < 1 ? 1 : num_threads), shares_(new Share[num_threads_]) {
+  for (int thread = 1; thread < num_threads_; ++thread) {
+    threads_.emplace_back([this, thread] { WorkerLoop(thread); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true);
+  {
+    MutexLock lock(&mu_);
+    wake_.SignalAll();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::RunJob(int num_tasks, TaskFn fn, const void* context) {
+  ++job_;
+  fn_.store(fn, std::memory_order_relaxed);
+  context_.store(context, std::memory_order_relaxed);
+  remaining_.store(num_tasks, std::memory_order_relaxed);
+  for (int thread = num_threads_ - 1; thread >= 0; --thread) {
+    const uint32_t begin = static_cast<uint32_t>(int64_t{num_tasks} * thread / num_threads_);
+    const uint32_t end = static_cast<uint32_t>(int64_t{num_tasks} * (thread + 1) / num_threads_);
+    // Publishes fn_, context_ and remaining_. Sequentially consistent with the sleepers' count: either we see a sleeper
+    // or it sees the job.
+    shares_[thread].word.store(PackShare(job_, begin, end), std::memory_order_seq_cst);
+  }
+  if (num_sleeping_.load(std::memory_order_seq_cst) > 0) {
+    MutexLock lock(&mu_);
+    wake_.SignalAll();
+  }
+  Work(0);
+  for (int spins = 0; remaining_.load(std::memory_order_acquire) != 0; ++spins) {
+    if (spins < kSpins) {
+      _mm_pause();
+    } else {
+      std::this_thread::yield();  // the worker that holds the last task may need this core
+    }
+  }
+}
+
+bool ThreadPool::ClaimAndRun(int victim, int thread) {
+  std::atomic<uint64_t>& word = shares_[victim].word;
+  uint64_t share = word.load(std::memory_order_acquire);
+  for (;;) {
+    const uint32_t next = NextOf(share), end = EndOf(share);
+    if (next >= end) return false;
+    // Read between the load and the exchange of the share: if the exchange succeeds the job was running all the while.
+    const TaskFn fn = fn_.load(std::memory_order_relaxed);
+    const void* context = context_.load(std::memory_order_relaxed);
+    const bool own = victim == thread;
+    const uint64_t claimed = own ? PackShare(JobOf(share), next + 1, end) : PackShare(JobOf(share), next, end - 1);
+    if (!word.compare_exchange_weak(share, claimed, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    fn(context, static_cast<int>(own ? next : end - 1), thread);
+    remaining_.fetch_sub(1, std::memory_order_acq_rel);
+    return true;
+  }
+}
+
+void ThreadPool::Work(int thread) {
+  for (int i = 0; i < num_threads_; ++i) {
+    const int victim = (thread + i) % num_threads_;
+    while (ClaimAndRun(victim, thread)) {
+    }
+  }
+}
+
+bool ThreadPool::WaitForJob(int thread, uint32_t last_job) {
+  const auto has_job = [&](std::memory_order order) { return JobOf(shares_[thread].word.load(order)) != last_job; };
+  for (int i = 0; i < kSpins + kYields; ++i) {
+    if (has_job(std::memory_order_acquire)) return true;
+    if (stop_.load(std::memory_order_relaxed)) return false;
+    if (i < kSpins) {
+      _mm_pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  MutexLock lock(&mu_);
+  num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
+  while (!has_job(std::memory_order_seq_cst) && !stop_.load()) wake_.Wait(&mu_);
+  num_sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+  return has_job(std::memory_order_acquire);
+}
+
+void ThreadPool::WorkerLoop(int thread) {
+  uint32_t last_job = 0;
+  while (WaitForJob(thread, last_job)) {
+    last_job = JobOf(shares_[thread].word.load(std::memory_order_acquire));
+    Work(thread);
+  }
+}
+
+}  // namespace baton::kernels::cpu

@@ -1,0 +1,77 @@
+// The worker threads of one CPU backend.
+//
+// A job is n independent tasks. Each thread owns a contiguous share, so that it streams memory in order; whoever is done
+// takes tasks from the tail of the others' shares, so that a worker that lost its core to another process delays the job
+// by one task and not by its share. Workers spin briefly for the next job, then yield, then sleep.
+//
+// Thread contract: Run is called by one thread at a time, the caller, which computes too.
+#ifndef BATON_KERNELS_CPU_THREAD_POOL_H_
+#define BATON_KERNELS_CPU_THREAD_POOL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+
+namespace baton::kernels::cpu {
+
+class ThreadPool {
+ public:
+  static constexpr int kMaxTasks = 0xffff;
+
+  // num_threads counts the calling thread; 1 starts none.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  // Calls fn(task, thread) once for each task in [0, num_tasks), thread in [0, num_threads()), and returns when all are
+  // done. num_tasks <= kMaxTasks. Tasks must not throw.
+  template <typename Fn>
+  void Run(int num_tasks, const Fn& fn) {
+    if (num_threads_ == 1 || num_tasks <= 1) {
+      for (int task = 0; task < num_tasks; ++task) fn(task, 0);
+      return;
+    }
+    RunJob(num_tasks, [](const void* context, int task, int thread) { (*static_cast<const Fn*>(context))(task, thread); },
+           &fn);
+  }
+
+ private:
+  using TaskFn = void (*)(const void* context, int task, int thread);
+
+  // A thread's share of the current job in one word: job number (32 bits), next task (16), end (16). Claiming a task is
+  // a compare-exchange on it; one that succeeds proves that the job is still running.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> word{0};
+  };
+
+  void RunJob(int num_tasks, TaskFn fn, const void* context);
+  void WorkerLoop(int thread);
+  // Waits for a job other than `last_job`; false at shutdown.
+  bool WaitForJob(int thread, uint32_t last_job);
+  // Works through the own share, then the others'.
+  void Work(int thread);
+  bool ClaimAndRun(int victim, int thread);
+
+  const int num_threads_;
+  std::unique_ptr<Share[]> shares_;
+  std::vector<std::thread> threads_;
+  uint32_t job_ = 0;  // the caller's
+  std::atomic<TaskFn> fn_{nullptr};
+  std::atomic<const void*> context_{nullptr};
+  alignas(64) std::atomic<int> remaining_{0};  // tasks of the current job that are not done
+  alignas(64) std::atomic<int> num_sleeping_{0};
+  std::atomic<bool> stop_{false};
+  Mutex mu_;
+  CondVar wake_;
+};
+
+}  // namespace baton::kernels::cpu
+
+#endif  // BATON_KERNELS_CPU_THREAD_POOL_H_

@@ -1,0 +1,137 @@
+// The abstract vector machine (see vec_scalar.h) on AVX-512 F, BW, VL, DQ and VNNI.
+#ifndef BATON_KERNELS_CPU_VEC_AVX512_H_
+#define BATON_KERNELS_CPU_VEC_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define BATON_INLINE static inline __attribute__((always_inline))
+
+namespace baton::kernels::cpu::avx512 {
+
+using VF = __m512;
+using VI = __m512i;
+
+BATON_INLINE __mmask16 FirstLanes(int n) {
+  return static_cast<__mmask16>(n <= 0 ? 0 : n >= 16 ? 0xffff : (1u << n) - 1);
+}
+
+BATON_INLINE VF Set1(float x) { return _mm512_set1_ps(x); }
+BATON_INLINE VF Zero() { return _mm512_setzero_ps(); }
+BATON_INLINE VF Load(const float* p) { return _mm512_loadu_ps(p); }
+BATON_INLINE VF LoadN(const float* p, int n) { return _mm512_maskz_loadu_ps(FirstLanes(n), p); }
+BATON_INLINE void Store(float* p, VF a) { _mm512_storeu_ps(p, a); }
+BATON_INLINE void StoreN(float* p, VF a, int n) { _mm512_mask_storeu_ps(p, FirstLanes(n), a); }
+BATON_INLINE VF Add(VF a, VF b) { return _mm512_add_ps(a, b); }
+BATON_INLINE VF Sub(VF a, VF b) { return _mm512_sub_ps(a, b); }
+BATON_INLINE VF Mul(VF a, VF b) { return _mm512_mul_ps(a, b); }
+BATON_INLINE VF Div(VF a, VF b) { return _mm512_div_ps(a, b); }
+BATON_INLINE VF Max(VF a, VF b) { return _mm512_max_ps(a, b); }
+BATON_INLINE VF Fma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
+BATON_INLINE VF SelectLess(VF a, VF b, VF x, VF y) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+BATON_INLINE VF SelectRange(int begin, int end, VF x, VF y) {
+  return _mm512_mask_blend_ps(static_cast<__mmask16>(FirstLanes(end) & ~FirstLanes(begin)), y, x);
+}
+BATON_INLINE float ReduceAdd(VF a) {
+  const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+BATON_INLINE float ReduceMax(VF a) {
+  const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+BATON_INLINE VF LoadHalf(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+BATON_INLINE VF LoadBf16(const void* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+BATON_INLINE void StoreHalf(void* p, VF a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+BATON_INLINE VI Set1I(int32_t x) { return _mm512_set1_epi32(x); }
+BATON_INLINE VF ToFloat(VI a) { return _mm512_cvtepi32_ps(a); }
+BATON_INLINE VI Bits(VF a) { return _mm512_castps_si512(a); }
+BATON_INLINE VF FromBits(VI a) { return _mm512_castsi512_ps(a); }
+BATON_INLINE VI AddI(VI a, VI b) { return _mm512_add_epi32(a, b); }
+BATON_INLINE VI ShiftLeft23(VI a) { return _mm512_slli_epi32(a, 23); }
+BATON_INLINE VI AndI(VI a, VI b) { return _mm512_and_si512(a, b); }
+BATON_INLINE VI MaxI(VI a, VI b) { return _mm512_max_epi32(a, b); }
+BATON_INLINE int32_t ReduceMaxI(VI a) { return _mm512_reduce_max_epi32(a); }
+BATON_INLINE int32_t ReduceAddI(VI a) { return _mm512_reduce_add_epi32(a); }
+BATON_INLINE VI Round(VF a) { return _mm512_cvtps_epi32(a); }
+BATON_INLINE void StoreBytes(int8_t* p, VI a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+
+// Four activations in every lane.
+BATON_INLINE VI BroadcastQuad(const int8_t* x) {
+  int32_t quad;
+  memcpy(&quad, x, sizeof quad);
+  return _mm512_set1_epi32(quad);
+}
+
+template <int kRows, int kQuads>
+BATON_INLINE void DotInt8(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
+  VI w[kQuads];
+  for (int quad = 0; quad < kQuads; ++quad) w[quad] = _mm512_loadu_si512(codes + quad * 64);
+  for (int r = 0; r < kRows; ++r) {
+    for (int quad = 0; quad < kQuads; ++quad) {
+      sum[r] = _mm512_dpbusd_epi32(sum[r], w[quad], BroadcastQuad(x + r * x_stride + quad * 4));
+    }
+  }
+}
+template <int kRows>
+BATON_INLINE void DotInt4(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
+  const VI low = _mm512_set1_epi8(0xf);
+  VI w[8];
+  for (int i = 0; i < 4; ++i) {
+    const VI both = _mm512_loadu_si512(codes + i * 64);
+    w[i] = _mm512_and_si512(both, low);
+    w[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int quad = 0; quad < 8; ++quad) {
+      sum[r] = _mm512_dpbusd_epi32(sum[r], w[quad], BroadcastQuad(x + r * x_stride + quad * 4));
+    }
+  }
+}
+
+BATON_INLINE void Transpose16(VF* m) {
+  VF t[16];
+  // Pairs of rows, then pairs of pairs: 4x4 tiles transposed within each 128-bit lane.
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(m[i], m[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(m[i], m[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    m[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+    m[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+    m[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    m[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  // Then the 4x4 matrix of 128-bit lanes.
+  for (int i = 0; i < 4; ++i) {
+    const VF a = _mm512_shuffle_f32x4(m[i], m[i + 4], 0x88), b = _mm512_shuffle_f32x4(m[i], m[i + 4], 0xdd);
+    const VF c = _mm512_shuffle_f32x4(m[i + 8], m[i + 12], 0x88), d = _mm512_shuffle_f32x4(m[i + 8], m[i + 12], 0xdd);
+    t[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+    t[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    t[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+  }
+  for (int i = 0; i < 16; ++i) m[i] = t[i];
+}
+
+}  // namespace baton::kernels::cpu::avx512
+
+#endif  // BATON_KERNELS_CPU_VEC_AVX512_H_
