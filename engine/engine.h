@@ -48,7 +48,7 @@ class Engine {
   // `runner` and `clock` are not owned and outlive the engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, model::ModelRunner* runner,
                                                         Clock* clock);
-  virtual ~Engine() = default;  // stops the thread; open requests end with CANCELLED
+  virtual ~Engine() = default;  // stops the thread; open requests end with CANCELLED. Leases may outlive the engine.
 
   // Prefill and decode here.
   virtual void Submit(Request request, std::shared_ptr<RequestSink> sink) = 0;
@@ -60,14 +60,16 @@ class Engine {
   virtual void ReserveKv(std::string request_id, int num_tokens, absl::Time deadline,
                          std::function<void(absl::StatusOr<kvcache::BlockLease>)> done) = 0;
   // Decode from output index 1. `prompt_kv` holds the prompt's KV; `first_tokens` has index 0 of every choice, in order
-  // (choices whose finish_reason is set do not run).
+  // (choices whose finish_reason is set do not run). If it is preempted later, it recomputes here; the KV is not asked
+  // for again. INVALID_ARGUMENT when the lease is not this engine's or too small for the prompt.
   virtual void SubmitDecode(Request request, kvcache::BlockLease prompt_kv, std::vector<SampledToken> first_tokens,
                             std::shared_ptr<RequestSink> sink) = 0;
 
   // Within one step the request's sink gets OnDone(CANCELLED) and its blocks are free. Unknown ids are ignored.
   virtual void Cancel(const std::string& request_id) = 0;
 
-  // From now on submissions end with UNAVAILABLE; running requests go on.
+  // From now on submissions and reservations end with UNAVAILABLE; what was accepted goes on, and SubmitDecode into room
+  // that was promised before is still accepted.
   virtual void Drain() = 0;
   // True when nothing runs, waits or is leased.
   virtual bool Idle() const = 0;

@@ -72,9 +72,11 @@ class RequestSink {
   virtual ~RequestSink() = default;
   virtual void OnToken(const SampledToken& token) = 0;
   // Only after SubmitPrefill, only when some choice is unfinished: the prompt's blocks, now leased to the caller.
-  virtual void OnPrefilled(kvcache::BlockLease blocks) {}
+  virtual void OnPrefilled(kvcache::BlockLease /*blocks*/) {}
   // OK: every choice finished (SubmitPrefill: token 0 of every choice was sampled). Else CANCELLED, DEADLINE_EXCEEDED,
-  // RESOURCE_EXHAUSTED (does not fit), UNAVAILABLE (draining).
+  // RESOURCE_EXHAUSTED (does not fit, or the queue is full), UNAVAILABLE (draining), INVALID_ARGUMENT (ids out of the
+  // vocabulary, prompt over the context), ALREADY_EXISTS (the id is running), INTERNAL (logits not finite: kError). The
+  // request's blocks are back in the pool (or leased, after OnPrefilled) before this is called.
   virtual void OnDone(const absl::Status& status, const RequestStats& stats) = 0;
 };
 

@@ -1,0 +1,133 @@
+// The engine without its thread: requests in, one step at a time, tokens out. Tests and simulations drive it directly;
+// engine.cc puts it on a thread.
+//
+// A step: ask the scheduler, give and take blocks as it says, run the model once, sample, tell the sinks.
+//
+// Thread contract: one thread at a time. Sinks and callbacks are called from inside these methods and must not call back
+// into the core.
+#ifndef BATON_ENGINE_ENGINE_CORE_H_
+#define BATON_ENGINE_ENGINE_CORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "engine/batch_builder.h"
+#include "engine/engine.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "kvcache/block_pool.h"
+#include "kvcache/prefix_index.h"
+#include "model/model_runner.h"
+
+namespace baton::engine {
+
+class EngineCore {
+ public:
+  using ReserveDone = std::function<void(absl::StatusOr<kvcache::BlockLease>)>;
+
+  // INVALID_ARGUMENT for options that make no sense; RESOURCE_EXHAUSTED when the pool's memory cannot be mapped.
+  static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EngineOptions& options, model::ModelRunner* runner,
+                                                            Clock* clock);
+  ~EngineCore();
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+
+  // As in Engine; `mode` is kComplete or kPrefill, `submitted` is when the caller asked.
+  void Submit(Request request, Mode mode, std::shared_ptr<RequestSink> sink, absl::Time submitted);
+  void SubmitDecode(Request request, kvcache::BlockLease prompt_kv, std::vector<SampledToken> first_tokens,
+                    std::shared_ptr<RequestSink> sink, absl::Time submitted);
+  void Reserve(std::string request_id, int num_tokens, absl::Time deadline, ReserveDone done);
+  void Cancel(const std::string& request_id);
+  void Drain() { draining_ = true; }
+  // Everything open ends with `status`.
+  void EndAll(const absl::Status& status);
+
+  // One step. False: nothing could be done now; only a new call, a returned lease or a deadline changes that.
+  bool Step();
+  // Nothing runs or waits here (leases held elsewhere are not counted).
+  bool Quiet() const { return requests_.empty() && reservations_.empty(); }
+  // The earliest deadline of anything open.
+  absl::Time NextDeadline() const;
+
+  EngineLoad load() const;
+  kvcache::BlockPool* pool() const { return pool_.get(); }
+  // Gives the prefix cache's blocks back.
+  void DropPrefixCache();
+
+ private:
+  struct Reservation {
+    std::string request_id;
+    int64_t num_blocks = 0;
+    absl::Time deadline;
+    ReserveDone done;
+  };
+
+  EngineCore(const EngineOptions& options, model::ModelRunner* runner, Clock* clock,
+             std::shared_ptr<kvcache::BlockPool> pool);
+
+  // OK, or why the request can never run.
+  absl::Status Validate(const Request& request, Mode mode) const;
+  absl::Status ValidateImport(const Request& request, const kvcache::BlockLease& prompt_kv,
+                              const std::vector<SampledToken>& first_tokens) const;
+  RequestState* Open(Request request, Mode mode, std::shared_ptr<RequestSink> sink, absl::Time submitted);
+  std::unique_ptr<Sequence> NewSequence(RequestState* state) const;
+  // Ends a request: its sequences and blocks go first, then the sink hears. The pointer is dead afterwards.
+  void Finish(RequestState* state, const absl::Status& status);
+  void FinishReservation(uint64_t id, absl::StatusOr<kvcache::BlockLease> result);
+
+  Decision Plan(absl::Time now);
+  void Expire(uint64_t id);
+  void Preempt(uint64_t id);
+  void Admit(uint64_t id);
+  void Grant(uint64_t id);
+  std::optional<kvcache::BlockTable> Allocate(int64_t num_blocks);
+  void BuildBatch(const Decision& decision, absl::Time now);
+  void RunBatch();
+  void AfterForward(const BatchBuilder::Item& item, std::span<const float> logits);
+  // The next token of one choice of `sequence`, sent to the sink, with its finish_reason.
+  absl::StatusOr<SampledToken> SampleNext(const Sequence& sequence, int choice_index, std::span<const float> logits);
+  void SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const float> logits);
+  // Makes a sequence for each unfinished choice: full blocks are shared, a partly filled last block is copied.
+  void Fork(std::unique_ptr<Sequence> sequence, const std::vector<SampledToken>& first_tokens);
+  void Seal(Sequence* sequence);
+  PrefixHit Peek(uint64_t id) const;
+
+  const EngineOptions options_;
+  model::ModelRunner* const runner_;
+  Clock* const clock_;
+  const std::shared_ptr<kvcache::BlockPool> pool_;
+  std::unique_ptr<kvcache::PrefixIndex> index_;  // null: no prefix cache
+  Sampler sampler_;
+  BatchBuilder batch_;
+  std::vector<float> logits_;
+
+  bool draining_ = false;
+  uint64_t next_arrival_ = 1;
+  int64_t step_ = 0;
+  std::unordered_map<std::string, std::unique_ptr<RequestState>> requests_;
+  std::map<uint64_t, std::unique_ptr<Sequence>> resident_;
+  std::map<uint64_t, std::unique_ptr<Sequence>> waiting_;
+  std::map<uint64_t, Reservation> reservations_;  // waiting; ids from the same sequence of ages
+
+  // Tokens sampled in the current window of at least one second, and the rate of the last whole one.
+  int64_t window_tokens_ = 0;
+  absl::Time window_start_;
+  int64_t tokens_per_second_ = 0;
+};
+
+}  // namespace baton::engine
+
+#endif  // BATON_ENGINE_ENGINE_CORE_H_

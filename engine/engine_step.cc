@@ -1,0 +1,286 @@
+// One step of the engine: plan, give and take blocks, compute, sample, tell.
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine_core.h"
+#include "engine/stopping.h"
+
+namespace baton::engine {
+
+PrefixHit EngineCore::Peek(uint64_t id) const {
+  if (index_ == nullptr) return {};
+  const Sequence& sequence = *waiting_.at(id);
+  // At least one token must be computed, for its logits.
+  const auto hit = index_->Peek(sequence.request->request.tenant, sequence.token_ids,
+                                (sequence.num_tokens() - 1) / options_.block_size);
+  return {hit.blocks, hit.cached_blocks};
+}
+
+Decision EngineCore::Plan(absl::Time now) {
+  SchedulerState state;
+  state.now = now;
+  state.step = step_;
+  state.available_blocks = pool_->Available();
+  // What preemption would bring is asked only when it may be needed: at most one block a sequence a step.
+  const bool scarce = state.available_blocks < static_cast<int64_t>(resident_.size());
+  std::vector<ResidentView> resident;
+  resident.reserve(resident_.size());
+  for (const auto& [id, sequence] : resident_) {
+    resident.push_back({id, sequence->num_tokens(), sequence->num_computed, sequence->table.size(),
+                        scarce ? sequence->table.Releasable() : 0, sequence->last_step,
+                        sequence->request->request.deadline});
+  }
+  std::vector<WaitingView> waiting;
+  waiting.reserve(waiting_.size() + reservations_.size());
+  for (const auto& [id, sequence] : waiting_) {
+    waiting.push_back({id, WaitingView::Kind::kSequence, sequence->num_tokens(),
+                       pool_->BlocksFor(sequence->num_tokens()), sequence->request->request.deadline});
+  }
+  for (const auto& [id, reservation] : reservations_) {
+    waiting.push_back({id, WaitingView::Kind::kReservation, 0, reservation.num_blocks, reservation.deadline});
+  }
+  std::ranges::sort(waiting, {}, &WaitingView::id);
+  state.resident = resident;
+  state.waiting = waiting;
+  if (index_ != nullptr) state.peek = [this](uint64_t id) { return Peek(id); };
+  return Schedule(state, {options_.max_batch_tokens, options_.max_sequences, options_.block_size});
+}
+
+bool EngineCore::Step() {
+  const absl::Time now = clock_->Now();
+  const Decision decision = Plan(now);
+  if (decision.empty()) return false;
+  ++step_;
+  for (uint64_t id : decision.expired) Expire(id);
+  for (uint64_t id : decision.preempted) Preempt(id);
+  for (uint64_t id : decision.admitted) Admit(id);
+  for (uint64_t id : decision.granted) Grant(id);
+  BuildBatch(decision, now);
+  if (!batch_.empty()) RunBatch();
+  if (const absl::Duration window = clock_->Now() - window_start_; window >= absl::Seconds(1)) {
+    tokens_per_second_ = static_cast<int64_t>(static_cast<double>(window_tokens_) / absl::ToDoubleSeconds(window));
+    window_tokens_ = 0;
+    window_start_ += window;
+  }
+  return true;
+}
+
+void EngineCore::Expire(uint64_t id) {
+  const absl::Status expired = absl::DeadlineExceededError("the request's deadline passed");
+  if (reservations_.contains(id)) {
+    return FinishReservation(id, absl::DeadlineExceededError("no room for the KV before the request's deadline"));
+  }
+  // Another choice of the same request may have ended it just before.
+  if (const auto it = resident_.find(id); it != resident_.end()) return Finish(it->second->request, expired);
+  if (const auto it = waiting_.find(id); it != waiting_.end()) return Finish(it->second->request, expired);
+}
+
+void EngineCore::Preempt(uint64_t id) {
+  auto node = resident_.extract(id);
+  if (node.empty()) return;
+  Sequence& sequence = *node.mapped();
+  sequence.table.Reset();
+  sequence.num_computed = 0;
+  sequence.num_sealed = 0;
+  sequence.sealing = index_ != nullptr;
+  if (index_ != nullptr) sequence.cursor = index_->Root(sequence.request->request.tenant);
+  ++sequence.request->stats.num_preemptions;
+  waiting_.insert(std::move(node));
+}
+
+std::optional<kvcache::BlockTable> EngineCore::Allocate(int64_t num_blocks) {
+  if (index_ != nullptr && !index_->EnsureFree(num_blocks)) return std::nullopt;
+  return pool_->Allocate(num_blocks);
+}
+
+void EngineCore::Admit(uint64_t id) {
+  const auto it = waiting_.find(id);
+  if (it == waiting_.end()) return;
+  Sequence& sequence = *it->second;
+  kvcache::BlockTable table;
+  if (index_ != nullptr) {
+    table = index_->Match(sequence.request->request.tenant, sequence.token_ids,
+                          (sequence.num_tokens() - 1) / options_.block_size, &sequence.cursor);
+  }
+  const int hit_blocks = table.size();
+  auto rest = Allocate(pool_->BlocksFor(sequence.num_tokens()) - hit_blocks);
+  if (!rest) return;  // the plan was too hopeful; it stays the head of the queue
+  table.Append(*std::move(rest));
+  sequence.table = std::move(table);
+  sequence.num_sealed = hit_blocks;
+  sequence.num_computed = hit_blocks * options_.block_size;
+  sequence.last_step = step_;
+  // Of the prompt's first computation; what preemption recomputes is not the client's affair.
+  RequestStats& stats = sequence.request->stats;
+  if (sequence.num_outputs() == 0 && stats.num_preemptions == 0) stats.cached_tokens = sequence.num_computed;
+  resident_.insert(waiting_.extract(it));
+}
+
+void EngineCore::Grant(uint64_t id) {
+  const auto it = reservations_.find(id);
+  if (it == reservations_.end()) return;
+  const int64_t num_blocks = it->second.num_blocks;
+  if (index_ != nullptr) index_->EnsureFree(num_blocks);
+  auto lease = pool_->AllocateLease(num_blocks);
+  if (lease) FinishReservation(id, *std::move(lease));
+}
+
+void EngineCore::BuildBatch(const Decision& decision, absl::Time now) {
+  batch_.Clear();
+  for (const ScheduledRows& rows : decision.rows) {
+    const auto it = resident_.find(rows.id);
+    if (it == resident_.end()) continue;
+    Sequence& sequence = *it->second;
+    if (rows.grow) {
+      auto block = Allocate(1);
+      if (!block) continue;
+      sequence.table.Append(*std::move(block));
+    }
+    RequestState& request = *sequence.request;
+    if (!request.scheduled) {
+      request.scheduled = true;
+      request.first_scheduled = now;
+      request.stats.queue = now - request.submitted;
+    }
+    sequence.last_step = step_;
+    batch_.Add(sequence, std::min(rows.num_rows, sequence.num_tokens() - sequence.num_computed));
+  }
+}
+
+void EngineCore::RunBatch() {
+  const size_t vocab = runner_->vocab_size();
+  logits_.resize(batch_.num_logits() * vocab);
+  runner_->Forward(batch_.batch(), pool_->view(), logits_);
+  // Sampling changes tables and token vectors, so the batch's views are dead from here on; its items are not.
+  for (const BatchBuilder::Item& item : batch_.items()) {
+    std::span<const float> logits;
+    if (item.logit_index >= 0) logits = std::span(logits_).subspan(item.logit_index * vocab, vocab);
+    AfterForward(item, logits);
+  }
+}
+
+void EngineCore::AfterForward(const BatchBuilder::Item& item, std::span<const float> logits) {
+  const auto it = resident_.find(item.id);
+  if (it == resident_.end()) return;  // its request ended with an error in this very step
+  Sequence& sequence = *it->second;
+  RequestState& request = *sequence.request;
+  if (sequence.num_outputs() == 0 || sequence.num_computed + 1 < sequence.num_tokens()) {
+    ++request.stats.num_chunks;
+  } else if (request.last_decode_step != step_) {
+    request.last_decode_step = step_;
+    ++request.stats.num_steps;
+  }
+  sequence.num_computed += item.num_rows;
+  Seal(&sequence);
+  if (logits.empty()) return;
+  if (sequence.stands_for_all) {
+    auto node = resident_.extract(it);
+    return SampleFirst(std::move(node.mapped()), logits);
+  }
+  const auto token = SampleNext(sequence, sequence.choice_index, logits);
+  if (!token.ok()) return Finish(&request, token.status());
+  sequence.AppendOutput(token->token_id);
+  if (token->finish_reason == FinishReason::kNone) return;
+  resident_.erase(it);
+  if (--request.open_choices == 0) Finish(&request, absl::OkStatus());
+}
+
+absl::StatusOr<SampledToken> EngineCore::SampleNext(const Sequence& sequence, int choice_index,
+                                                    std::span<const float> logits) {
+  SampleContext context;
+  context.params = &sequence.params();
+  context.history = &sequence.history;
+  context.eos_token_ids = options_.eos_token_ids;
+  context.choice_index = choice_index;
+  context.token_index = sequence.num_outputs();
+  context.position = sequence.num_tokens();
+  auto token = sampler_.Sample(logits, context);
+  if (!token.ok()) return token;
+  token->finish_reason = CheckStop(sequence.params(), options_.eos_token_ids, token->token_id,
+                                   sequence.num_outputs() + 1, sequence.num_tokens() + 1, runner_->max_context());
+  ++window_tokens_;
+  sequence.request->sink->OnToken(*token);
+  return token;
+}
+
+void EngineCore::SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const float> logits) {
+  RequestState& request = *sequence->request;
+  request.stats.prefill = clock_->Now() - request.first_scheduled;
+  std::vector<SampledToken> first_tokens;
+  for (int choice = 0; choice < sequence->params().n; ++choice) {
+    auto token = SampleNext(*sequence, choice, logits);
+    if (!token.ok()) {
+      sequence.reset();
+      return Finish(&request, token.status());
+    }
+    request.open_choices -= token->finish_reason != FinishReason::kNone;
+    first_tokens.push_back(*std::move(token));
+  }
+  if (request.open_choices > 0 && request.mode == Mode::kPrefill) {
+    // The lease's hold begins before the sequence's ends: the blocks never pass through free.
+    kvcache::BlockLease lease = pool_->Lease(sequence->table, sequence->table.size());
+    sequence.reset();
+    request.sink->OnPrefilled(std::move(lease));
+  }
+  if (request.open_choices == 0 || request.mode == Mode::kPrefill) {
+    sequence.reset();
+    return Finish(&request, absl::OkStatus());
+  }
+  Fork(std::move(sequence), first_tokens);
+}
+
+void EngineCore::Fork(std::unique_ptr<Sequence> sequence, const std::vector<SampledToken>& first_tokens) {
+  const int full = sequence->num_computed / options_.block_size;
+  const bool partial = sequence->num_computed % options_.block_size != 0;
+  Sequence* first = nullptr;
+  for (const SampledToken& token : first_tokens) {
+    if (token.finish_reason != FinishReason::kNone) continue;
+    auto fork = std::make_unique<Sequence>();
+    fork->request = sequence->request;
+    fork->choice_index = token.choice_index;
+    fork->token_ids = sequence->token_ids;
+    fork->history = sequence->history;
+    fork->AppendOutput(token.token_id);
+    fork->last_step = step_;
+    bool resident = true;
+    if (first == nullptr) {
+      fork->table = std::move(sequence->table);
+    } else {
+      fork->table = first->table.Share(full);
+      if (partial) {
+        if (index_ != nullptr) index_->EnsureFree(1);
+        auto copy = pool_->Clone(first->table.ids()[full]);
+        if (copy) {
+          fork->table.Append(*std::move(copy));
+        } else {
+          // No room: this choice waits, and recomputes its prompt when there is some.
+          fork->table.Reset();
+          resident = false;
+        }
+      }
+    }
+    if (resident) {
+      fork->num_computed = sequence->num_computed;
+      fork->num_sealed = sequence->num_sealed;
+      fork->cursor = sequence->cursor;
+      fork->sealing = sequence->sealing;
+    } else if (index_ != nullptr) {
+      fork->cursor = index_->Root(fork->request->request.tenant);
+      fork->sealing = true;
+    }
+    if (first == nullptr) first = fork.get();
+    const uint64_t id = fork->id();
+    (resident ? resident_ : waiting_).emplace(id, std::move(fork));
+  }
+}
+
+void EngineCore::Seal(Sequence* sequence) {
+  const int block_size = options_.block_size;
+  while (sequence->sealing && (sequence->num_sealed + 1) * block_size <= sequence->num_computed) {
+    const auto tokens = std::span(sequence->token_ids).subspan(sequence->num_sealed * block_size, block_size);
+    sequence->sealing = index_->Insert(&sequence->cursor, tokens, sequence->table.ids()[sequence->num_sealed]);
+    ++sequence->num_sealed;
+  }
+}
+
+}  // namespace baton::engine
