@@ -1,0 +1,160 @@
+#include "common/rpc/worker_host.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/ids.h"
+#include "common/logging.h"
+#include "common/process_events.h"
+#include "common/status.h"
+
+namespace baton::rpc {
+
+// baton.v1.Worker.
+class WorkerHost::Service : public v1::Worker::CallbackService {
+ public:
+  Service(v1::WorkerInfo info, WorkerHooks hooks, ShutdownSignals* signals)
+      : info_(std::move(info)), hooks_(std::move(hooks)), signals_(signals) {}
+
+  grpc::ServerUnaryReactor* GetWorkerStatus(grpc::CallbackServerContext* context, const v1::GetWorkerStatusRequest*,
+                                            v1::WorkerStatus* response) override {
+    response->set_name(info_.name());
+    response->set_incarnation(info_.incarnation());
+    response->set_role(info_.role());
+    response->set_draining(signals_->draining());
+    *response->mutable_load() = hooks_.load();
+    *response->mutable_fingerprint() = info_.fingerprint();
+    *response->mutable_layout() = info_.layout();
+    response->set_backend(info_.backend());
+    auto* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
+                                  v1::DrainResponse*) override {
+    hooks_.drain();  // admission stops before the answer; the rest happens on the main thread
+    signals_->RequestDrain();
+    auto* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  const v1::WorkerInfo info_;
+  const WorkerHooks hooks_;
+  ShutdownSignals* const signals_;
+};
+
+WorkerHost::WorkerHost(std::string role, const v1::Config& config, ShutdownSignals* signals, Metrics* metrics)
+    : role_(std::move(role)),
+      config_(config),
+      name_(config.has_name() ? config.name() : absl::StrCat(role_, "-", getpid())),
+      incarnation_(NewIncarnation()),
+      signals_(signals),
+      metrics_(metrics) {}
+
+WorkerHost::~WorkerHost() = default;
+
+std::string WorkerHost::address() const {
+  MutexLock lock(&mu_);
+  return address_;
+}
+
+absl::Status WorkerHost::StartHttp() {
+  HttpServerOptions options;
+  options.listen = config_.http();
+  http_ = std::make_unique<HttpServer>(options);
+  AddStandardHandlers(
+      http_.get(), [this] { return metrics_->Expose(); },
+      [this] {
+        if (signals_->draining()) return Readiness{false, "draining", 1};
+        if (serving_) return Readiness{true, "ready", 1};
+        return Readiness{false, "loading", progress_};
+      });
+  return http_->Start();
+}
+
+void WorkerHost::ReportLoading(absl::string_view phase, double fraction) {
+  progress_ = fraction;
+  EmitLoading(phase, fraction);
+}
+
+void WorkerHost::OnRegistration(const absl::Status& status) {
+  if (status.ok()) {
+    LogInfo("registered", {{"router", config_.router()}});
+    EmitEvent("registered", "router", config_.router());
+  } else if (status.code() == absl::StatusCode::kFailedPrecondition) {
+    LogError("the router refuses this worker", {{"router", config_.router()}, {"reason", status.message()}});
+    EmitEvent("refused", "reason", status.message());
+  } else {
+    LogWarn("the router cannot be reached; trying again",
+            {{"router", config_.router()}, {"code", RuleFor(status.code()).name}, {"error", status.message()}});
+  }
+}
+
+absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks) {
+  hooks_ = std::move(hooks);
+  info.set_name(name_);
+  info.set_incarnation(incarnation_);
+  info.set_role(role_);
+  info.set_pid(getpid());
+  if (http_ != nullptr) info.set_metrics_address(http_->address());
+
+  service_ = std::make_unique<Service>(info, hooks_, signals_);
+  services.push_back({"baton.v1.Worker", service_.get()});
+  ServerOptions options;
+  options.listen = config_.listen();
+  options.quota_bytes = kWorkerQuotaBytes;
+  options.max_concurrent_streams = 4096;  // one router connection carries all requests
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options, services);
+  if (!server.ok()) return server.status();
+  server_ = *std::move(server);
+  info.set_address(server_->address());
+  {
+    MutexLock lock(&mu_);
+    address_ = server_->address();
+  }
+  server_->SetServing(true);
+  serving_ = true;
+  LogInfo("ready", {{"role", role_}, {"name", name_}, {"listen", info.address()}, {"http", info.metrics_address()}});
+  EmitReady(role_, name_, info.address(), info.metrics_address());
+
+  if (config_.has_router()) {
+    HeartbeatOptions heartbeat;
+    heartbeat.router = config_.router();
+    heartbeat.worker = std::move(info);
+    heartbeat.period = absl::Milliseconds(config_.heartbeat_ms());
+    heartbeat.load = hooks_.load;
+    heartbeat.on_change = [this](const absl::Status& status) { OnRegistration(status); };
+    heartbeat_ = std::make_unique<Heartbeat>(std::move(heartbeat));
+  }
+  signals_->WaitForDrain();
+  return Drain();
+}
+
+absl::Status WorkerHost::Drain() {
+  // Health first: load balancers and the router stop to send before anything is refused.
+  server_->SetServing(false);
+  serving_ = false;
+  EmitEvent("draining");
+  LogInfo("draining", {{"timeout_ms", config_.drain_timeout_ms()}});
+  if (heartbeat_ != nullptr) heartbeat_->SetDraining();
+  hooks_.drain();
+  const absl::Time until = absl::Now() + absl::Milliseconds(config_.drain_timeout_ms());
+  while (!hooks_.idle() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(5));
+  const bool idle = hooks_.idle();
+  if (heartbeat_ != nullptr) heartbeat_->Deregister();
+  // Idle means that every answer was produced; the grace lets the last bytes of them leave.
+  server_->Shutdown(idle ? absl::Seconds(2) : absl::ZeroDuration());
+  heartbeat_.reset();
+  if (http_ != nullptr) http_->Stop();
+  if (idle) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("requests or tickets were still open after ", config_.drain_timeout_ms(), " ms and were cut off"));
+}
+
+}  // namespace baton::rpc

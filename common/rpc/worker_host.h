@@ -1,0 +1,83 @@
+// What a prefill worker and a decode worker share as processes: ports, health, metrics, membership, drain. It knows
+// nothing of engines; the owner passes functions.
+#ifndef BATON_COMMON_RPC_WORKER_HOST_H_
+#define BATON_COMMON_RPC_WORKER_HOST_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/metrics.h"
+#include "common/mutex.h"
+#include "common/rpc/heartbeat.h"
+#include "common/rpc/http_server.h"
+#include "common/rpc/server.h"
+#include "common/shutdown.h"
+#include "proto/config.pb.h"
+#include "proto/worker.grpc.pb.h"
+
+namespace baton::rpc {
+
+// Thread-safe functions of the worker's own parts.
+struct WorkerHooks {
+  std::function<v1::WorkerLoad()> load;
+  // From now on new work is refused with UNAVAILABLE; returns at once.
+  std::function<void()> drain;
+  // True when no request runs and no ticket is outstanding.
+  std::function<bool()> idle;
+};
+
+// Thread contract: one owner; the Worker service inside is called by gRPC.
+class WorkerHost {
+ public:
+  // `role` is "prefill" or "decode". `signals` and `metrics` outlive the host.
+  WorkerHost(std::string role, const v1::Config& config, ShutdownSignals* signals, Metrics* metrics);
+  ~WorkerHost();
+
+  const std::string& name() const { return name_; }
+  const std::string& incarnation() const { return incarnation_; }
+
+  // Opens the HTTP port, so that health answers "loading" while the model is read.
+  absl::Status StartHttp();
+  // Progress of loading, in [0, 1], to stdout and /health/ready.
+  void ReportLoading(absl::string_view phase, double fraction);
+
+  // Opens the gRPC port, registers with the router and serves until drained; then everything is closed. `info` needs what
+  // describes the model; name, role, addresses and process are filled in here. `services` besides baton.v1.Worker.
+  // OK after a drain that finished; DEADLINE_EXCEEDED when drain_timeout_ms passed and requests were cut off.
+  absl::Status Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks);
+
+  // host:port; empty before Serve has opened it. For tests.
+  std::string address() const;
+
+ private:
+  class Service;
+
+  void OnRegistration(const absl::Status& status);
+  absl::Status Drain();
+
+  const std::string role_;
+  const v1::Config config_;
+  const std::string name_;
+  const std::string incarnation_;
+  ShutdownSignals* const signals_;
+  Metrics* const metrics_;
+  std::atomic<double> progress_{0};
+  std::atomic<bool> serving_{false};
+  WorkerHooks hooks_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<Heartbeat> heartbeat_;
+  mutable Mutex mu_;
+  std::string address_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace baton::rpc
+
+#endif  // BATON_COMMON_RPC_WORKER_HOST_H_

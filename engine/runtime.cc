@@ -1,0 +1,223 @@
+#include "engine/runtime.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "engine/available_memory.h"
+#include "model/config.h"
+#include "model/fingerprint.h"
+#include "model/gguf.h"
+#include "model/tokenizer/gguf_tokenizer.h"
+
+namespace baton::engine {
+namespace {
+
+constexpr int kDefaultMaxContext = 8192;
+
+absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config) {
+  kernels::Backend::Options options;
+  const std::string isa = config.has_isa() ? config.isa() : "auto";
+  if (isa == "scalar") {
+    options.isa = kernels::Isa::kScalar;
+  } else if (isa == "avx2") {
+    options.isa = kernels::Isa::kAvx2;
+  } else if (isa == "avx512") {
+    options.isa = kernels::Isa::kAvx512;
+  } else if (isa != "auto") {
+    return absl::InvalidArgumentError(absl::StrCat("isa is \"", isa, "\"; expected auto, scalar, avx2 or avx512"));
+  }
+  options.numerics = config.numerics() == "f32" ? kernels::NumericsClass::kF32 : kernels::NumericsClass::kInt;
+  options.num_threads = static_cast<int>(config.threads());
+  return options;
+}
+
+absl::StatusOr<kernels::DType> KvDType(const v1::Config& config) {
+  const std::string name = config.has_kv_dtype() ? config.kv_dtype() : config.numerics() == "f32" ? "f32" : "f16";
+  const std::optional<kernels::DType> dtype = kernels::FromName(name);
+  if (!dtype.has_value() || (*dtype != kernels::DType::kF32 && *dtype != kernels::DType::kF16 &&
+                             *dtype != kernels::DType::kBF16)) {
+    return absl::InvalidArgumentError(absl::StrCat("kv_dtype is \"", name, "\"; expected f32, f16 or bf16"));
+  }
+  return *dtype;
+}
+
+kernels::KvLayout LayoutOf(const model::ModelConfig& config, kernels::DType dtype, int block_size) {
+  kernels::KvLayout layout;
+  layout.dtype = dtype;
+  layout.block_size = block_size;
+  layout.num_layers = config.num_layers;
+  layout.num_kv_heads = config.num_kv_heads;
+  layout.head_dim = config.head_dim;
+  return layout;
+}
+
+// Before anything is read: what the file's tensors will roughly take. Packing keeps sizes within a few percent; a tied
+// head is the embedding a second time.
+int64_t EstimateWeightBytes(const model::GgufFile& file, const model::ModelConfig& config) {
+  uint64_t bytes = 0;
+  for (const model::GgufTensor& tensor : file.tensors()) {
+    bytes += tensor.num_bytes;
+    if (config.tied_head && tensor.name == "token_embd.weight") bytes += tensor.num_bytes;
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+// Reports fractions of the whole: the fingerprint reads the file once, the weights a second time and pack it.
+class Progress {
+ public:
+  explicit Progress(const LoadedModel::Options& options) : options_(options) {}
+  void At(absl::string_view phase, double begin, double end, double part) const {
+    if (options_.progress) options_.progress(phase, begin + (end - begin) * std::clamp(part, 0.0, 1.0));
+  }
+
+ private:
+  const LoadedModel::Options& options_;
+};
+
+v1::ModelFingerprint ToProto(const model::Fingerprint& f) {
+  v1::ModelFingerprint out;
+  out.set_weights(f.weights);
+  out.set_config(f.config);
+  out.set_tokenizer(f.tokenizer);
+  out.set_numerics_class(f.numerics_class);
+  return out;
+}
+
+}  // namespace
+
+// Times every pass of the model.
+class LoadedModel::TimedRunner : public model::ModelRunner {
+ public:
+  TimedRunner(model::ModelRunner* runner, std::function<void(const ForwardTiming&)> observer)
+      : runner_(runner), observer_(std::move(observer)) {}
+
+  int vocab_size() const override { return runner_->vocab_size(); }
+  int max_context() const override { return runner_->max_context(); }
+  kernels::KvLayout KvLayoutFor(kernels::DType dtype, int block_size) const override {
+    return runner_->KvLayoutFor(dtype, block_size);
+  }
+  void Forward(const model::ForwardBatch& batch, const kernels::KvView& kv, std::span<float> logits) override {
+    if (!observer_) return runner_->Forward(batch, kv, logits);
+    const auto begin = std::chrono::steady_clock::now();
+    runner_->Forward(batch, kv, logits);
+    ForwardTiming timing;
+    timing.duration = absl::FromChrono(std::chrono::steady_clock::now() - begin);
+    timing.num_rows = static_cast<int>(batch.token_ids.size());
+    timing.num_logit_rows = static_cast<int>(batch.logit_rows.size());
+    for (const auto& chunk : batch.chunks) timing.has_prefill = timing.has_prefill || chunk.num_rows > 1;
+    observer_(timing);
+  }
+
+ private:
+  model::ModelRunner* const runner_;
+  const std::function<void(const ForwardTiming&)> observer_;
+};
+
+LoadedModel::LoadedModel() = default;
+LoadedModel::~LoadedModel() = default;
+
+std::string ServedModelName(const v1::Config& config) {
+  if (config.has_served_model_name()) return config.served_model_name();
+  std::string name = config.model().substr(config.model().rfind('/') + 1);
+  if (absl::EndsWith(name, ".gguf")) name.resize(name.size() - 5);
+  return name;
+}
+
+int MaxContext(const v1::Config& config, int model_context) {
+  const int limit = config.has_max_context() ? static_cast<int>(config.max_context()) : kDefaultMaxContext;
+  return std::min(limit, model_context);
+}
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config& config, const Options& options) {
+  const Progress progress(options);
+  progress.At("open", 0, 0, 0);
+  if (!config.has_model()) {
+    return absl::InvalidArgumentError("model is not set; name a GGUF file, such as --model=model.gguf");
+  }
+  absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(config.model());
+  if (!file.ok()) return file.status();
+  absl::StatusOr<model::ModelConfig> model_config = model::ReadConfig(*file);
+  if (!model_config.ok()) return model_config.status();
+  absl::StatusOr<std::unique_ptr<const model::Tokenizer>> tokenizer = model::LoadTokenizer(*file);
+  if (!tokenizer.ok()) return tokenizer.status();
+  absl::StatusOr<kernels::DType> kv_dtype = KvDType(config);
+  if (!kv_dtype.ok()) return kv_dtype.status();
+  absl::StatusOr<kernels::Backend::Options> backend_options = BackendOptions(config);
+  if (!backend_options.ok()) return backend_options.status();
+
+  const int block_size = config.has_block_size() ? static_cast<int>(config.block_size()) : 16;
+  const kernels::KvLayout layout = LayoutOf(*model_config, *kv_dtype, block_size);
+  const int64_t block_bytes = static_cast<int64_t>(layout.block_bytes());
+  const int64_t kv_mib = config.has_kv_memory_mib() ? static_cast<int64_t>(config.kv_memory_mib()) : 512;
+  const int64_t num_blocks = std::min<int64_t>((kv_mib << 20) / block_bytes, INT32_MAX);
+  if (num_blocks < 2) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("kv_memory_mib is ", kv_mib, ", which holds ", num_blocks, " blocks of ", block_bytes,
+                     " bytes (", block_size, " tokens); raise it or lower block_size"));
+  }
+  MemoryDemand demand;
+  demand.weight_bytes = EstimateWeightBytes(*file, *model_config);
+  demand.kv_bytes = num_blocks * block_bytes;
+  if (absl::Status s = CheckMemory(demand, ReadAvailableMemory()); !s.ok()) return s;
+
+  std::unique_ptr<LoadedModel> loaded(new LoadedModel());
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::Backend::CreateCpu(*backend_options);
+  if (!backend.ok()) return backend.status();
+  loaded->backend_ = *std::move(backend);
+
+  progress.At("fingerprint", 0, 0.3, 0);
+  absl::StatusOr<model::Fingerprint> fingerprint =
+      model::ComputeFingerprint(*file, *model_config, backend_options->numerics);
+  if (!fingerprint.ok()) return fingerprint.status();
+  loaded->fingerprint_ = ToProto(*fingerprint);
+
+  const int max_batch_tokens = config.has_max_batch_tokens() ? static_cast<int>(config.max_batch_tokens()) : 512;
+  // A sequence longer than the pool could never run.
+  const int64_t pool_tokens = num_blocks * block_size;
+  const int max_context = static_cast<int>(
+      std::min<int64_t>(MaxContext(config, model_config->context_length), pool_tokens));
+  model::Transformer::Options transformer_options;
+  transformer_options.max_batch_rows = max_batch_tokens;
+  transformer_options.max_context = max_context;
+  transformer_options.progress = [&progress](uint64_t done, uint64_t total) {
+    progress.At("weights", 0.3, 1, total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));
+  };
+  absl::StatusOr<std::unique_ptr<model::Transformer>> transformer =
+      model::Transformer::Load(*file, loaded->backend_.get(), transformer_options);
+  if (!transformer.ok()) return transformer.status();
+  loaded->transformer_ = *std::move(transformer);
+  loaded->memory_ = loaded->transformer_->memory();
+  // Again with what is known now; the weights are inside already.
+  demand.weight_bytes = 0;
+  demand.scratch_bytes = 0;
+  if (absl::Status s = CheckMemory(demand, ReadAvailableMemory()); !s.ok()) return s;
+
+  loaded->runner_ = std::make_unique<TimedRunner>(loaded->transformer_.get(), options.on_forward);
+  EngineOptions engine_options;
+  engine_options.max_batch_tokens = max_batch_tokens;
+  if (config.has_max_sequences()) engine_options.max_sequences = static_cast<int>(config.max_sequences());
+  if (config.has_max_queue()) engine_options.max_queue = static_cast<int>(config.max_queue());
+  if (config.has_prefix_cache()) engine_options.prefix_cache = config.prefix_cache();
+  engine_options.block_size = block_size;
+  engine_options.kv_dtype = *kv_dtype;
+  engine_options.num_blocks = num_blocks;
+  engine_options.eos_token_ids = (*tokenizer)->eos_ids();
+  absl::StatusOr<std::unique_ptr<Engine>> engine =
+      Engine::Create(engine_options, loaded->runner_.get(), options.clock != nullptr ? options.clock : Clock::Real());
+  if (!engine.ok()) return engine.status();
+  loaded->engine_ = *std::move(engine);
+
+  loaded->limits_.vocab_size = loaded->transformer_->vocab_size();
+  loaded->limits_.max_context = max_context;
+  loaded->limits_.model_names = {ServedModelName(config)};
+  loaded->architecture_ = model_config->architecture;
+  loaded->num_blocks_ = num_blocks;
+  loaded->eos_token_ids_ = engine_options.eos_token_ids;
+  return loaded;
+}
+
+}  // namespace baton::engine
