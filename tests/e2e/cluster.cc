@@ -120,6 +120,7 @@ Generation Cluster::Generate(const v1::GenerateRequest& request, absl::Duration 
                                         " after ", choice.token_ids.size(), " tokens");
       }
       choice.token_ids.push_back(token.token_id());
+      choice.logprobs.push_back(token.logprob());
       choice.text += token.text();
     }
     if (event.has_finished()) {

@@ -41,6 +41,7 @@ struct Generation {
   v1::Started started;
   struct Choice {
     std::vector<int32_t> token_ids;
+    std::vector<float> logprobs;  // 0 where none were asked for
     std::string text;
     v1::ChoiceFinished finished;
   };

@@ -1,0 +1,132 @@
+// The strongest test there is of the hand-over: random requests through router, two prefill and two decode processes, eight
+// at a time, give the same token ids (and the same bits of every log-probability) as each request alone in one process.
+// BATON_E2E_REQUESTS sets the count (default 60; the long count is 200).
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/config.h"
+#include "engine/request_proto.h"
+#include "engine/runtime.h"
+#include "tests/e2e/cluster.h"
+#include "tests/e2e/random_requests.h"
+
+namespace baton::e2e {
+namespace {
+
+constexpr uint64_t kFirstSeed = 9000;
+
+struct Choice {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;
+  v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
+};
+
+class CollectingSink : public engine::RequestSink {
+ public:
+  explicit CollectingSink(int n) : choices_(n) {}
+  void OnToken(const engine::SampledToken& token) override {
+    Choice& choice = choices_[token.choice_index];
+    choice.token_ids.push_back(token.token_id);
+    choice.logprobs.push_back(token.logprob);
+    if (token.finish_reason != engine::FinishReason::kNone) {
+      choice.reason = engine::FinishReasonToProto(token.finish_reason);
+    }
+  }
+  void OnDone(const absl::Status& status, const engine::RequestStats&) override {
+    MutexLock lock(&mu_);
+    status_ = status;
+    done_ = true;
+    changed_.SignalAll();
+  }
+  absl::StatusOr<std::vector<Choice>> Wait() {
+    MutexLock lock(&mu_);
+    while (!done_) changed_.Wait(&mu_);
+    if (!status_.ok()) return status_;
+    return choices_;
+  }
+
+ private:
+  std::vector<Choice> choices_;  // written before done_, read after
+  Mutex mu_;
+  CondVar changed_;
+  bool done_ = false;
+  absl::Status status_;
+};
+
+// One process, one request at a time, no prefix cache: nothing can leak from one request into another.
+class Oracle {
+ public:
+  Oracle() {
+    auto config = LoadConfig(ProcessRole::kPrefillWorker,
+                             {"--model=" + SmolLm2(), "--kv-memory-mib=256", "--threads=2", "--prefix-cache=false"}, {});
+    if (!config.ok()) ADD_FAILURE() << config.status();
+    auto model = engine::LoadedModel::Load(config->config, {});
+    if (!model.ok()) ADD_FAILURE() << model.status();
+    model_ = *std::move(model);
+  }
+  absl::StatusOr<std::vector<Choice>> Run(const v1::GenerateRequest& request) {
+    const auto& ids = request.token_ids().ids();
+    const v1::SamplingParams sampling =
+        ResolveDefaults(request.sampling(), ids.size(), request.sampling().seed(), model_->limits());
+    auto parsed = engine::RequestFromProto(request.request_id(), ids, sampling, "", absl::InfiniteFuture(), model_->limits());
+    if (!parsed.ok()) return parsed.status();
+    auto sink = std::make_shared<CollectingSink>(sampling.n());
+    model_->engine()->Submit(*std::move(parsed), sink);
+    return sink->Wait();
+  }
+
+ private:
+  std::unique_ptr<engine::LoadedModel> model_;
+};
+
+TEST(ExactnessTest, ClusterEqualsOneProcessTokenForToken) {
+  const char* count = getenv("BATON_E2E_REQUESTS");
+  const int num_requests = count != nullptr ? atoi(count) : 60;
+  const RequestShape shape{.vocab_size = 49152, .max_prompt_tokens = 300, .max_output_tokens = 24, .max_n = 4};
+  std::vector<Generation> got(num_requests);
+  {
+    auto cluster = Cluster::Start({.model = SmolLm2(), .prefill = 2, .decode = 2, .flags = {"--kv-memory-mib=64"}});
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    std::atomic<int> next = 0;
+    auto client = [&] {
+      for (int i; (i = next++) < num_requests;) {
+        got[i] = (*cluster)->Generate(RandomRequest(kFirstSeed + i, shape), absl::Seconds(300));
+      }
+    };
+    std::vector<std::thread> clients;
+    for (int i = 0; i < 8; ++i) clients.emplace_back(client);
+    for (std::thread& thread : clients) thread.join();
+    const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
+    EXPECT_TRUE(quiet.ok()) << quiet;
+  }
+  Oracle oracle;
+  int handed_over = 0;
+  for (int i = 0; i < num_requests; ++i) {
+    SCOPED_TRACE(absl::StrCat("seed ", kFirstSeed + i));
+    ASSERT_TRUE(got[i].status.ok()) << got[i].status.error_message();
+    EXPECT_EQ(got[i].violation, "");
+    const v1::GenerateRequest request = RandomRequest(kFirstSeed + i, shape);
+    auto want = oracle.Run(request);
+    ASSERT_TRUE(want.ok()) << want.status();
+    ASSERT_EQ(got[i].choices.size(), want->size());
+    for (size_t c = 0; c < want->size(); ++c) {
+      EXPECT_EQ(got[i].choices[c].token_ids, (*want)[c].token_ids) << "choice " << c;
+      EXPECT_EQ(got[i].choices[c].finished.reason(), (*want)[c].reason) << "choice " << c;
+      if (request.sampling().has_logprobs()) {
+        ASSERT_EQ(got[i].choices[c].logprobs.size(), (*want)[c].logprobs.size());
+        EXPECT_EQ(memcmp(got[i].choices[c].logprobs.data(), (*want)[c].logprobs.data(),
+                         (*want)[c].logprobs.size() * sizeof(float)), 0) << "choice " << c;
+      }
+    }
+    handed_over += got[i].summary.kv().bytes() > 0;
+  }
+  EXPECT_GT(handed_over, num_requests / 2);
+}
+
+}  // namespace
+}  // namespace baton::e2e
