@@ -1,0 +1,310 @@
+#include "kvtransfer/ucx_runtime.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+// How long StopLoop waits for connections to close before it destroys the worker under them.
+constexpr absl::Duration kStopTimeout = absl::Seconds(5);
+
+std::string LoopbackDevice() {
+  std::string name = "lo";
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return name;
+  for (ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if ((i->ifa_flags & IFF_LOOPBACK) != 0) {
+      name = i->ifa_name;
+      break;
+    }
+  }
+  freeifaddrs(list);
+  return name;
+}
+
+}  // namespace
+
+struct UcxLoop::SendOp {
+  UcxLoop* loop;
+  std::string header;
+  std::string owned;
+  SendDone done;
+};
+
+struct UcxLoop::CloseOp {
+  UcxLoop* loop;
+  Task closed;
+};
+
+absl::Status UcxError(absl::string_view what, ucs_status_t status) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", ucs_status_string(status)));
+}
+
+absl::StatusOr<UcxAddress> UcxAddress::Parse(absl::string_view text) {
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  in_addr host{};
+  uint32_t port = 0;
+  if (inet_pton(AF_INET, std::string(parts.first).c_str(), &host) != 1 || !absl::SimpleAtoi(parts.second, &port) ||
+      port > 65535) {
+    return absl::InvalidArgumentError("the UCX address is not an IPv4 address and a port, such as 127.0.0.1:4711");
+  }
+  return UcxAddress{ntohl(host.s_addr), static_cast<uint16_t>(port)};
+}
+
+std::string UcxAddress::ToString() const {
+  return absl::StrCat(host >> 24, ".", (host >> 16) & 255, ".", (host >> 8) & 255, ".", host & 255, ":", port);
+}
+
+UcxLoop::~UcxLoop() {
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+absl::Status UcxLoop::Init(bool network_trusted) {
+  ucp_config_t* config = nullptr;
+  ucs_status_t s = ucp_config_read(nullptr, nullptr, &config);
+  if (s != UCS_OK) return UcxError("UCX configuration", s);
+  const std::string devices = network_trusted ? "all" : LoopbackDevice();
+  // The last three are the transports' own settings (UCX_TCP_PUT_ENABLE and so on; here the names go without prefix).
+  // Shared memory and CMA say that they notice a dead peer, and may be used with error handling PEER, only when told to:
+  // UCX asks that memory be revocable before it lets a peer read it. Ours is not revoked, and need not be: a read that
+  // comes too late is caught by the block's checksum, and with get_zcopy nobody ever writes into another process.
+  const std::pair<const char*, const char*> settings[] = {
+      {"TLS", "sysv,posix,cma,tcp"}, {"NET_DEVICES", devices.c_str()}, {"SOCKADDR_TLS_PRIORITY", "tcp"},
+      {"KEEPALIVE_INTERVAL", "5s"},  {"RNDV_SCHEME", "get_zcopy"},     {"PUT_ENABLE", "n"},
+      {"ERROR_HANDLING", "y"},       {"MEMORY_INVALIDATE", "y"},
+  };
+  for (const auto& [name, value] : settings) {
+    s = ucp_config_modify(config, name, value);
+    if (s != UCS_OK) {
+      ucp_config_release(config);
+      return UcxError(absl::StrCat("UCX setting ", name), s);
+    }
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  // Never RMA or AMO: their software handlers access any address that a message names.
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.name = "baton";
+  s = ucp_init(&params, config, &context_);
+  ucp_config_release(config);
+  if (s != UCS_OK) return UcxError("UCX context", s);
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  s = ucp_worker_create(context_, &worker_params, &worker_);
+  if (s != UCS_OK) return UcxError("UCX worker", s);
+  s = ucp_worker_get_efd(worker_, &ucx_fd_);
+  if (s != UCS_OK) return UcxError("UCX event descriptor", s);
+  return OnStart();
+}
+
+absl::Status UcxLoop::StartLoop(bool network_trusted) {
+  wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (wake_fd_ < 0) return absl::UnavailableError("no event descriptor is left; raise the limit of open files");
+  thread_ = std::thread([this, network_trusted] { ThreadMain(network_trusted); });
+  MutexLock lock(&mu_);
+  while (!started_) started_cv_.Wait(&mu_);
+  return start_status_;
+}
+
+void UcxLoop::StopLoop() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  MutexLock lock(&join_mu_);
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = write(wake_fd_, &one, sizeof(one));
+  thread_.join();
+}
+
+bool UcxLoop::Post(Task&& task) {
+  {
+    MutexLock lock(&mu_);
+    if (!accepting_) return false;
+    inbox_.push_back(std::move(task));
+  }
+  const uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = write(wake_fd_, &one, sizeof(one));
+  return true;
+}
+
+void UcxLoop::ThreadMain(bool network_trusted) {
+  const absl::Status status = Init(network_trusted);
+  {
+    MutexLock lock(&mu_);
+    start_status_ = status;
+    accepting_ = status.ok();
+    started_ = true;
+    started_cv_.SignalAll();
+  }
+  absl::Time stop_by = absl::InfiniteFuture();
+  while (status.ok()) {
+    for (int i = 0; i < 64 && ucp_worker_progress(worker_) != 0; ++i) {
+    }
+    RunTasks();
+    const absl::Time now = absl::Now();
+    absl::Time next = OnTick(now);
+    bool stopping = false;
+    {
+      MutexLock lock(&mu_);
+      stopping = stopping_;
+      if (stopping) accepting_ = false;  // what is in the inbox still runs
+    }
+    if (stopping && stop_by == absl::InfiniteFuture()) {
+      stop_by = now + kStopTimeout;
+      RunTasks();
+      OnStop();
+    }
+    if (stopping && deferred_.empty() && Quiesced() && closes_.empty()) break;
+    if (now >= stop_by) break;
+    if (stopping) next = std::min(next, now + absl::Milliseconds(5));
+    if (deferred_.empty()) Wait(next);
+  }
+  Destroy();
+  if (status.ok()) OnStopped();
+}
+
+void UcxLoop::RunTasks() {
+  std::deque<Task> tasks;
+  {
+    MutexLock lock(&mu_);
+    tasks.swap(inbox_);
+  }
+  for (Task& task : tasks) task();
+  // A task may defer more; those wait for the next round so that UCX makes progress in between.
+  tasks.clear();
+  tasks.swap(deferred_);
+  for (Task& task : tasks) task();
+}
+
+void UcxLoop::Wait(absl::Time until) {
+  if (ucp_worker_arm(worker_) != UCS_OK) return;  // there is more to progress
+  const absl::Duration left = until - absl::Now();
+  if (left <= absl::ZeroDuration()) return;
+  const int timeout_ms =
+      left > absl::Seconds(60) ? 60'000 : static_cast<int>(absl::ToInt64Milliseconds(left + absl::Microseconds(999)));
+  pollfd fds[2] = {{ucx_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+  poll(fds, 2, timeout_ms);
+  uint64_t count = 0;
+  [[maybe_unused]] ssize_t n = read(wake_fd_, &count, sizeof(count));
+}
+
+void UcxLoop::Destroy() {
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+  worker_ = nullptr;
+  context_ = nullptr;
+  // Normally all empty. What UCX did not complete will never be: end it here, so that owners hear of it.
+  for (SendOp* op : std::set<SendOp*>(std::move(sends_))) OnSent(nullptr, UCS_ERR_CANCELED, op);
+  sends_.clear();
+  for (CloseOp* op : std::set<CloseOp*>(std::move(closes_))) OnClosed(nullptr, UCS_ERR_CANCELED, op);
+  closes_.clear();
+  while (!deferred_.empty()) RunTasks();
+}
+
+absl::Status UcxLoop::SetHandler(unsigned id, ucp_am_recv_callback_t callback, void* arg) {
+  ucp_am_handler_param_t param{};
+  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                     UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+  param.id = id;
+  param.cb = callback;
+  param.arg = arg;
+  param.flags = UCP_AM_FLAG_WHOLE_MSG;
+  const ucs_status_t s = ucp_worker_set_am_recv_handler(worker_, &param);
+  return s == UCS_OK ? absl::OkStatus() : UcxError("UCX message handler", s);
+}
+
+void UcxLoop::Send(ucp_ep_h ep, unsigned id, std::string header, std::string owned, const void* data, size_t size,
+                   uint32_t flags, SendDone done) {
+  auto* op = new SendOp{this, std::move(header), std::move(owned), std::move(done)};
+  sends_.insert(op);
+  if (data == nullptr) {
+    data = op->owned.data();
+    size = op->owned.size();
+  }
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = flags | UCP_AM_SEND_FLAG_REPLY;
+  param.cb.send = &UcxLoop::OnSent;
+  param.user_data = op;
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(ep, id, op->header.data(), op->header.size(), data, size, &param);
+  if (request == nullptr) {
+    OnSent(nullptr, UCS_OK, op);
+  } else if (UCS_PTR_IS_ERR(request)) {
+    OnSent(nullptr, UCS_PTR_STATUS(request), op);
+  }
+}
+
+void UcxLoop::OnSent(void* request, ucs_status_t status, void* user_data) {
+  auto* op = static_cast<SendOp*>(user_data);
+  op->loop->sends_.erase(op);
+  op->loop->Defer([done = std::move(op->done), status]() mutable { done(status); });
+  delete op;
+  if (request != nullptr) ucp_request_free(request);
+}
+
+void UcxLoop::CloseEndpoint(ucp_ep_h ep, Task closed) {
+  auto* op = new CloseOp{this, std::move(closed)};
+  closes_.insert(op);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  param.cb.send = &UcxLoop::OnClosed;
+  param.user_data = op;
+  const ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+  if (request == nullptr || UCS_PTR_IS_ERR(request)) OnClosed(nullptr, UCS_OK, op);
+}
+
+void UcxLoop::OnClosed(void* request, ucs_status_t status, void* user_data) {
+  auto* op = static_cast<CloseOp*>(user_data);
+  op->loop->closes_.erase(op);
+  op->loop->Defer(std::move(op->closed));
+  delete op;
+  if (request != nullptr) ucp_request_free(request);
+}
+
+std::string UcxLoop::DescribeEndpoint(ucp_ep_h ep) {
+  char* text = nullptr;
+  size_t size = 0;
+  FILE* stream = open_memstream(&text, &size);
+  if (stream == nullptr) return "";
+  ucp_ep_print_info(ep, stream);
+  fclose(stream);
+  // Lines such as "#   lane[1]:  1:sysv/memory.0 md[1] -> ..."; the connection manager's lane has no number.
+  std::vector<std::string> names;
+  for (absl::string_view line : absl::StrSplit(absl::string_view(text, size), '\n')) {
+    if (line.find("lane[") == absl::string_view::npos) continue;
+    for (absl::string_view word : absl::StrSplit(line, ' ', absl::SkipEmpty())) {
+      const size_t colon = word.find(':');
+      const size_t slash = word.find('/');
+      if (colon == absl::string_view::npos || slash == absl::string_view::npos || colon > slash) continue;
+      const std::string name(word.substr(colon + 1, slash - colon - 1));
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      break;
+    }
+  }
+  free(text);
+  return absl::StrJoin(names, "/");
+}
+
+}  // namespace baton::kvtransfer

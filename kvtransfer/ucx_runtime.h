@@ -1,0 +1,108 @@
+// One UCX context, one worker, and the thread that alone touches them.
+#ifndef BATON_KVTRANSFER_UCX_RUNTIME_H_
+#define BATON_KVTRANSFER_UCX_RUNTIME_H_
+
+#include <ucp/api/ucp.h>
+
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
+
+namespace baton::kvtransfer {
+
+// "what: UCX's words", UNAVAILABLE.
+absl::Status UcxError(absl::string_view what, ucs_status_t status);
+
+// An IPv4 literal and port, "127.0.0.1:4711".
+struct UcxAddress {
+  uint32_t host = 0;  // host byte order
+  uint16_t port = 0;
+
+  // INVALID_ARGUMENT unless `text` is exactly that.
+  static absl::StatusOr<UcxAddress> Parse(absl::string_view text);
+  bool loopback() const { return (host >> 24) == 127; }
+  std::string ToString() const;
+};
+
+// Base of both halves. Everything but Post, StartLoop and StopLoop belongs to the loop's thread. Subclasses call
+// StopLoop before they are destroyed.
+class UcxLoop {
+ protected:
+  using Task = absl::AnyInvocable<void()>;
+  using SendDone = absl::AnyInvocable<void(ucs_status_t)>;
+
+  UcxLoop() = default;
+  virtual ~UcxLoop();
+
+  // Starts the thread; returns when OnStart has, with its status.
+  absl::Status StartLoop(bool network_trusted);
+  // OnStop, then waits until Quiesced or a bound; destroys worker and context. Idempotent, any thread but the loop's.
+  void StopLoop();
+  // Runs `task` on the loop; false when the loop has stopped, and `task` is then untouched. Any thread.
+  bool Post(Task&& task);
+
+  virtual absl::Status OnStart() = 0;
+  // Timers; returns when it wants to be called next at the latest.
+  virtual absl::Time OnTick(absl::Time now) = 0;
+  virtual void OnStop() = 0;
+  virtual bool Quiesced() = 0;
+  // After the worker is destroyed: no byte moves any more.
+  virtual void OnStopped() {}
+
+  // Runs `task` after the current UCX callback has returned: UCX must not be re-entered from its callbacks.
+  void Defer(Task task) { deferred_.push_back(std::move(task)); }
+
+  ucp_worker_h worker() const { return worker_; }
+  absl::Status SetHandler(unsigned id, ucp_am_recv_callback_t callback, void* arg);
+  // `data` must stay until `done`, which is deferred and comes exactly once; header and `owned` are kept here. With
+  // data null, `owned` is the payload.
+  void Send(ucp_ep_h ep, unsigned id, std::string header, std::string owned, const void* data, size_t size,
+            uint32_t flags, SendDone done);
+  // Cuts the connection; every pending operation on it has ended when `closed` (deferred) runs.
+  void CloseEndpoint(ucp_ep_h ep, Task closed);
+  // The transports an endpoint uses, such as "sysv/cma".
+  static std::string DescribeEndpoint(ucp_ep_h ep);
+
+ private:
+  struct SendOp;
+  struct CloseOp;
+
+  void ThreadMain(bool network_trusted);
+  absl::Status Init(bool network_trusted);
+  void RunTasks();
+  void Wait(absl::Time until);
+  void Destroy();
+  static void OnSent(void* request, ucs_status_t status, void* user_data);
+  static void OnClosed(void* request, ucs_status_t status, void* user_data);
+
+  std::thread thread_;
+  Mutex mu_;
+  CondVar started_cv_;
+  bool started_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool accepting_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status start_status_ ABSL_GUARDED_BY(mu_);
+  std::deque<Task> inbox_ ABSL_GUARDED_BY(mu_);
+  Mutex join_mu_;
+  int wake_fd_ = -1;
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int ucx_fd_ = -1;
+  std::deque<Task> deferred_;
+  std::set<SendOp*> sends_;
+  std::set<CloseOp*> closes_;
+};
+
+}  // namespace baton::kvtransfer
+
+#endif  // BATON_KVTRANSFER_UCX_RUNTIME_H_
