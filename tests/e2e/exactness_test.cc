@@ -62,7 +62,7 @@ class CollectingSink : public engine::RequestSink {
 class Oracle {
  public:
   Oracle() {
-    auto config = LoadConfig(ProcessRole::kPrefillWorker,
+    auto config = LoadConfig(ProcessRole::kWorker,
                              {"--model=" + SmolLm2(), "--kv-memory-mib=256", "--threads=2", "--prefix-cache=false"}, {});
     if (!config.ok()) ADD_FAILURE() << config.status();
     auto model = engine::LoadedModel::Load(config->config, {});
