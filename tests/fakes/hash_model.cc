@@ -1,5 +1,6 @@
 #include "tests/fakes/hash_model.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -7,6 +8,7 @@
 #include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace baton::fakes {
 namespace {
