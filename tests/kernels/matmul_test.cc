@@ -1,0 +1,204 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/backend.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace baton::kernels {
+namespace {
+
+struct Shape {
+  int m;
+  int64_t rows, cols;
+};
+
+std::vector<float> Multiply(Backend& backend, const TestTensor& tensor, const std::vector<float>& x, int m,
+                            const float* bias = nullptr) {
+  const std::unique_ptr<WeightMatrix> weight = backend.PackWeights(tensor.host());
+  const int64_t stride = tensor.rows + 3;
+  std::vector<float> y(m * stride, -7.0f);
+  const MatMulOutput output{weight.get(), bias, y.data(), stride};
+  backend.MatMul(x.data(), tensor.cols, m, {&output, 1});
+  return y;
+}
+
+// The activations as the integer class sees them, by its definition and not by its code.
+std::vector<double> QuantizedActivations(const float* x, int64_t cols) {
+  std::vector<double> result(cols);
+  for (int64_t g = 0; g < cols; g += 32) {
+    float amax = 0;
+    for (int i = 0; i < 32; ++i) amax = std::max(amax, std::fabs(x[g + i]));
+    for (int i = 0; i < 32; ++i) {
+      result[g + i] = amax == 0 ? 0 : double{amax / 127.0f} * std::nearbyintf(x[g + i] * (127.0f / amax));
+    }
+  }
+  return result;
+}
+
+class MatMulTest : public testing::TestWithParam<DType> {
+ protected:
+  // Two super-blocks for the K formats, an odd number of groups for the others; plain floats take any width.
+  int64_t Cols(int odd) const {
+    const int64_t block = BlockElements(GetParam());
+    return block == 1 ? 37 * odd + 8 : block == 32 ? 32 * (2 * odd + 1) : 256 * (odd + 1);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, MatMulTest, testing::ValuesIn(kAllDTypes),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST_P(MatMulTest, ScalarAgreesWithExactArithmetic) {
+  for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt}) {
+    const auto backend = MakeBackend(Isa::kScalar, numerics);
+    for (const Shape& shape : {Shape{1, 16, Cols(1)}, Shape{3, 37, Cols(2)}, Shape{9, 5, Cols(3)}}) {
+      const TestTensor tensor = RandomTensor(GetParam(), shape.rows, shape.cols, 1);
+      const std::vector<float> x = RandomFloats(shape.m * shape.cols, 2);
+      const std::vector<float> bias = RandomFloats(shape.rows, 3);
+      const std::vector<float> y = Multiply(*backend, tensor, x, shape.m, bias.data());
+      const bool integer = numerics == NumericsClass::kInt && BlockElements(GetParam()) > 1;
+      for (int r = 0; r < shape.m; ++r) {
+        const float* row = x.data() + r * shape.cols;
+        const std::vector<double> activations =
+            integer ? QuantizedActivations(row, shape.cols) : std::vector<double>(row, row + shape.cols);
+        for (int64_t o = 0; o < shape.rows; ++o) {
+          const std::vector<float> w = tensor.Row(o);
+          double expected = bias[o], magnitude = std::fabs(bias[o]), quantization = 0;
+          for (int64_t k = 0; k < shape.cols; ++k) {
+            expected += w[k] * activations[k];
+            magnitude += std::fabs(w[k] * activations[k]);
+            quantization += std::fabs(w[k] * (activations[k] - row[k]));
+          }
+          // A sum of n products in f32 is off by at most n half-units in the last place of its magnitude. Formats with
+          // minimums cancel between code and minimum, whose parts are larger than the value: 15 codes of margin.
+          const double rounding = std::ldexp(1.0, -24) * (shape.cols + 4) * 16 * magnitude;
+          const double actual = y[r * (shape.rows + 3) + o];
+          ASSERT_NEAR(actual, expected, rounding) << "row " << r << " output " << o;
+          ASSERT_LE(quantization, 0.02 * magnitude + 1e-6);  // the class itself is a close approximation
+        }
+        EXPECT_EQ(y[r * (shape.rows + 3) + shape.rows], -7.0f) << "wrote past the row";
+      }
+    }
+  }
+}
+
+TEST_P(MatMulTest, BitsDependNeitherOnInstructionSetNorRowsNorThreads) {
+  for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt}) {
+    for (const Shape& shape : {Shape{67, 83, Cols(1)}, Shape{21, 160, Cols(2)}}) {
+      const TestTensor tensor = RandomTensor(GetParam(), shape.rows, shape.cols, 11);
+      const std::vector<float> x = RandomFloats(shape.m * shape.cols, 12);
+      const int64_t stride = shape.rows + 3;
+      const std::vector<float> expected = Multiply(*MakeBackend(Isa::kScalar, numerics), tensor, x, shape.m);
+      for (const Isa isa : AvailableIsas()) {
+        for (const int threads : {1, 3}) {
+          const auto backend = MakeBackend(isa, numerics, threads);
+          const std::vector<float> all = Multiply(*backend, tensor, x, shape.m);
+          ASSERT_EQ(std::memcmp(all.data(), expected.data(), all.size() * 4), 0) << backend->name() << " x" << threads;
+          for (int m = 1; m <= 19; m += 3) {  // every tile size and remainder
+            const int first = (m * 7) % (shape.m - m + 1);
+            const std::vector<float> part(x.begin() + first * shape.cols, x.begin() + (first + m) * shape.cols);
+            const std::vector<float> y = Multiply(*backend, tensor, part, m);
+            ASSERT_EQ(std::memcmp(y.data(), expected.data() + first * stride, y.size() * 4), 0)
+                << backend->name() << " rows " << first << "+" << m;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatMulTest, ValuesThatAreNotFiniteShowInTheirRowOnly) {
+  const int64_t cols = Cols(1);
+  const TestTensor tensor = RandomTensor(GetParam(), 17, cols, 21);
+  for (const Isa isa : AvailableIsas()) {
+    const auto backend = MakeBackend(isa);
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      std::vector<float> x = RandomFloats(3 * cols, 22);
+      x[cols + 5] = bad;
+      const std::vector<float> y = Multiply(*backend, tensor, x, 3);
+      for (int o = 0; o < 17; ++o) {
+        EXPECT_TRUE(std::isfinite(y[o]));
+        EXPECT_FALSE(std::isfinite(y[20 + o])) << backend->name() << " output " << o;
+        EXPECT_TRUE(std::isfinite(y[40 + o]));
+      }
+    }
+  }
+}
+
+// -128 times -127, twice, is one past what the AVX2 kernel's 16-bit sums could hold if it multiplied them directly.
+TEST(MatMulExtremesTest, ExtremeCodesDoNotSaturate) {
+  TestTensor tensor = RandomTensor(DType::kQ8_0, 16, 64, 1);
+  for (int64_t row = 0; row < 16; ++row) {
+    for (int block = 0; block < 2; ++block) {
+      uint8_t* p = tensor.bytes.data() + row * tensor.row_bytes() + block * 34;
+      const uint16_t one = FloatToHalf(1.0f);
+      std::memcpy(p, &one, 2);
+      std::memset(p + 2, row % 2 == 0 ? 0x80 : 0x7f, 32);
+    }
+  }
+  for (const float sign : {1.0f, -1.0f}) {
+    const std::vector<float> x(64, sign * 127.0f);
+    for (const Isa isa : AvailableIsas()) {
+      const auto backend = MakeBackend(isa);
+      const std::vector<float> y = Multiply(*backend, tensor, x, 1);
+      for (int o = 0; o < 16; ++o) EXPECT_EQ(y[o], sign * 64 * 127 * (o % 2 == 0 ? -128 : 127)) << backend->name();
+    }
+  }
+}
+
+TEST(MatMulExtremesTest, TinyAndZeroActivations) {
+  const TestTensor tensor = RandomTensor(DType::kQ4_1, 16, 64, 1);
+  for (const Isa isa : AvailableIsas()) {
+    const auto backend = MakeBackend(isa);
+    for (const float value : {0.0f, -0.0f, std::numeric_limits<float>::denorm_min(), 1e-37f}) {
+      for (const float y : Multiply(*backend, tensor, std::vector<float>(64, value), 1)) {
+        EXPECT_TRUE(y == 0 || y == -7.0f) << backend->name();
+      }
+    }
+  }
+}
+
+// One call with several outputs of different formats and sizes equals a call for each.
+TEST(MatMulOutputsTest, OutputsShareTheInput) {
+  const int64_t cols = 256;
+  const int m = 5;
+  std::vector<TestTensor> tensors;
+  for (size_t i = 0; i < std::size(kAllDTypes); ++i) {
+    tensors.push_back(RandomTensor(kAllDTypes[i], 7 + 13 * static_cast<int64_t>(i), cols, 31 + static_cast<uint32_t>(i)));
+  }
+  const std::vector<float> x = RandomFloats(m * cols, 32);
+  for (const Isa isa : AvailableIsas()) {
+    const auto backend = MakeBackend(isa, NumericsClass::kInt, 2);
+    std::vector<std::unique_ptr<WeightMatrix>> weights;
+    std::vector<std::vector<float>> results;
+    std::vector<MatMulOutput> outputs;
+    for (const TestTensor& tensor : tensors) {
+      weights.push_back(backend->PackWeights(tensor.host()));
+      EXPECT_EQ(weights.back()->rows(), tensor.rows);
+      EXPECT_EQ(weights.back()->cols(), cols);
+      EXPECT_GE(weights.back()->memory_bytes(), tensor.bytes.size());
+      results.emplace_back(m * (tensor.rows + 3), -7.0f);
+      outputs.push_back({weights.back().get(), nullptr, results.back().data(), tensor.rows + 3});
+    }
+    backend->MatMul(x.data(), cols, m, outputs);
+    for (size_t i = 0; i < tensors.size(); ++i) EXPECT_EQ(results[i], Multiply(*backend, tensors[i], x, m));
+  }
+}
+
+TEST(CreateCpuTest, RefusesWhatTheCpuLacks) {
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, false, false).value(), Isa::kScalar);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, true, false).value(), Isa::kAvx2);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, true, true).value(), Isa::kAvx512);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kScalar, true, true).value(), Isa::kScalar);
+  const absl::Status no_avx512 = cpu::ResolveIsa(Isa::kAvx512, true, false).status();
+  EXPECT_EQ(no_avx512.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(no_avx512.message().find("scalar, avx2;"), absl::string_view::npos) << no_avx512;
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAvx2, false, false).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Backend::CreateCpu({.num_threads = -1}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Backend::CreateCpu({.num_threads = 1 << 20}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeBackend(Isa::kScalar)->name(), "cpu/scalar");
+}
+
+}  // namespace
+}  // namespace baton::kernels
