@@ -20,6 +20,10 @@ const std::vector<double>& ByteBuckets() {
   return *buckets;
 }
 
+void RaiseTo(prometheus::Counter* counter, double total) {
+  if (total > counter->Value()) counter->Increment(total - counter->Value());
+}
+
 // Merge: asking again for a name that exists gives the family that exists.
 Metrics::Metrics() : registry_(prometheus::Registry::InsertBehavior::Merge), hooks_(std::make_shared<Hooks>()) {}
 

@@ -30,6 +30,9 @@ const std::vector<double>& LatencyBuckets();
 // Bytes, 4 KiB to 16 GiB.
 const std::vector<double>& ByteBuckets();
 
+// For counters that something else keeps: raises `counter` to `total`. One caller at a time.
+void RaiseTo(prometheus::Counter* counter, double total);
+
 class Metrics {
  public:
   Metrics();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -66,18 +67,6 @@ int64_t EstimateWeightBytes(const model::GgufFile& file, const model::ModelConfi
   return static_cast<int64_t>(bytes);
 }
 
-// Reports fractions of the whole: the fingerprint reads the file once, the weights a second time and pack it.
-class Progress {
- public:
-  explicit Progress(const LoadedModel::Options& options) : options_(options) {}
-  void At(absl::string_view phase, double begin, double end, double part) const {
-    if (options_.progress) options_.progress(phase, begin + (end - begin) * std::clamp(part, 0.0, 1.0));
-  }
-
- private:
-  const LoadedModel::Options& options_;
-};
-
 v1::ModelFingerprint ToProto(const model::Fingerprint& f) {
   v1::ModelFingerprint out;
   out.set_weights(f.weights);
@@ -120,6 +109,16 @@ class LoadedModel::TimedRunner : public model::ModelRunner {
 LoadedModel::LoadedModel() = default;
 LoadedModel::~LoadedModel() = default;
 
+v1::WorkerInfo LoadedModel::Describe() const {
+  v1::WorkerInfo info;
+  *info.mutable_fingerprint() = fingerprint_;
+  info.set_model_name(model_name());
+  info.set_max_context(static_cast<uint32_t>(max_context()));
+  info.set_total_blocks(static_cast<uint64_t>(num_blocks_));
+  info.set_backend(backend_name());
+  return info;
+}
+
 std::string ServedModelName(const v1::Config& config) {
   if (config.has_served_model_name()) return config.served_model_name();
   std::string name = config.model().substr(config.model().rfind('/') + 1);
@@ -132,91 +131,105 @@ int MaxContext(const v1::Config& config, int model_context) {
   return std::min(limit, model_context);
 }
 
+namespace {
+
+// Everything that follows from the settings and the file's header, checked.
+struct Plan {
+  model::ModelConfig model_config;
+  kernels::Backend::Options backend;
+  EngineOptions engine;
+  int max_context = 0;
+  int64_t kv_bytes = 0;
+};
+
+absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& file) {
+  Plan plan;
+  absl::StatusOr<model::ModelConfig> model_config = model::ReadConfig(file);
+  if (!model_config.ok()) return model_config.status();
+  plan.model_config = *std::move(model_config);
+  absl::StatusOr<std::unique_ptr<const model::Tokenizer>> tokenizer = model::LoadTokenizer(file);
+  if (!tokenizer.ok()) return tokenizer.status();
+  absl::StatusOr<kernels::DType> kv_dtype = KvDType(config);
+  if (!kv_dtype.ok()) return kv_dtype.status();
+  absl::StatusOr<kernels::Backend::Options> backend = BackendOptions(config);
+  if (!backend.ok()) return backend.status();
+  plan.backend = *backend;
+
+  plan.engine.eos_token_ids = (*tokenizer)->eos_ids();
+  plan.engine.kv_dtype = *kv_dtype;
+  if (config.has_block_size()) plan.engine.block_size = static_cast<int>(config.block_size());
+  if (config.has_max_batch_tokens()) plan.engine.max_batch_tokens = static_cast<int>(config.max_batch_tokens());
+  if (config.has_max_sequences()) plan.engine.max_sequences = static_cast<int>(config.max_sequences());
+  if (config.has_max_queue()) plan.engine.max_queue = static_cast<int>(config.max_queue());
+  if (config.has_prefix_cache()) plan.engine.prefix_cache = config.prefix_cache();
+
+  const int64_t block_bytes =
+      static_cast<int64_t>(LayoutOf(plan.model_config, *kv_dtype, plan.engine.block_size).block_bytes());
+  const int64_t kv_mib = config.has_kv_memory_mib() ? static_cast<int64_t>(config.kv_memory_mib()) : 512;
+  plan.engine.num_blocks = std::min<int64_t>((kv_mib << 20) / block_bytes, INT32_MAX);
+  if (plan.engine.num_blocks < 2) {
+    return absl::ResourceExhaustedError(absl::StrCat("kv_memory_mib is ", kv_mib, ", which holds ",
+                                                     plan.engine.num_blocks, " blocks of ", block_bytes, " bytes (",
+                                                     plan.engine.block_size,
+                                                     " tokens); raise it or lower block_size"));
+  }
+  plan.kv_bytes = plan.engine.num_blocks * block_bytes;
+  // A sequence longer than the pool could never run.
+  plan.max_context = static_cast<int>(std::min<int64_t>(MaxContext(config, plan.model_config.context_length),
+                                                        plan.engine.num_blocks * plan.engine.block_size));
+  return plan;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config& config, const Options& options) {
-  const Progress progress(options);
-  progress.At("open", 0, 0, 0);
+  const auto report = [&options](absl::string_view phase, double fraction) {
+    if (options.progress) options.progress(phase, std::clamp(fraction, 0.0, 1.0));
+  };
+  report("open", 0);
   if (!config.has_model()) {
     return absl::InvalidArgumentError("model is not set; name a GGUF file, such as --model=model.gguf");
   }
   absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(config.model());
   if (!file.ok()) return file.status();
-  absl::StatusOr<model::ModelConfig> model_config = model::ReadConfig(*file);
-  if (!model_config.ok()) return model_config.status();
-  absl::StatusOr<std::unique_ptr<const model::Tokenizer>> tokenizer = model::LoadTokenizer(*file);
-  if (!tokenizer.ok()) return tokenizer.status();
-  absl::StatusOr<kernels::DType> kv_dtype = KvDType(config);
-  if (!kv_dtype.ok()) return kv_dtype.status();
-  absl::StatusOr<kernels::Backend::Options> backend_options = BackendOptions(config);
-  if (!backend_options.ok()) return backend_options.status();
-
-  const int block_size = config.has_block_size() ? static_cast<int>(config.block_size()) : 16;
-  const kernels::KvLayout layout = LayoutOf(*model_config, *kv_dtype, block_size);
-  const int64_t block_bytes = static_cast<int64_t>(layout.block_bytes());
-  const int64_t kv_mib = config.has_kv_memory_mib() ? static_cast<int64_t>(config.kv_memory_mib()) : 512;
-  const int64_t num_blocks = std::min<int64_t>((kv_mib << 20) / block_bytes, INT32_MAX);
-  if (num_blocks < 2) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("kv_memory_mib is ", kv_mib, ", which holds ", num_blocks, " blocks of ", block_bytes,
-                     " bytes (", block_size, " tokens); raise it or lower block_size"));
-  }
-  MemoryDemand demand;
-  demand.weight_bytes = EstimateWeightBytes(*file, *model_config);
-  demand.kv_bytes = num_blocks * block_bytes;
-  if (absl::Status s = CheckMemory(demand, ReadAvailableMemory()); !s.ok()) return s;
+  absl::StatusOr<Plan> plan = MakePlan(config, *file);
+  if (!plan.ok()) return plan.status();
+  const MemoryDemand before{EstimateWeightBytes(*file, plan->model_config), plan->kv_bytes, 0};
+  if (absl::Status s = CheckMemory(before, ReadAvailableMemory()); !s.ok()) return s;
 
   std::unique_ptr<LoadedModel> loaded(new LoadedModel());
-  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::Backend::CreateCpu(*backend_options);
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::Backend::CreateCpu(plan->backend);
   if (!backend.ok()) return backend.status();
   loaded->backend_ = *std::move(backend);
-
-  progress.At("fingerprint", 0, 0.3, 0);
+  // The fingerprint reads the file once; the weights read it a second time and pack it.
+  report("fingerprint", 0);
   absl::StatusOr<model::Fingerprint> fingerprint =
-      model::ComputeFingerprint(*file, *model_config, backend_options->numerics);
+      model::ComputeFingerprint(*file, plan->model_config, plan->backend.numerics);
   if (!fingerprint.ok()) return fingerprint.status();
   loaded->fingerprint_ = ToProto(*fingerprint);
-
-  const int max_batch_tokens = config.has_max_batch_tokens() ? static_cast<int>(config.max_batch_tokens()) : 512;
-  // A sequence longer than the pool could never run.
-  const int64_t pool_tokens = num_blocks * block_size;
-  const int max_context = static_cast<int>(
-      std::min<int64_t>(MaxContext(config, model_config->context_length), pool_tokens));
   model::Transformer::Options transformer_options;
-  transformer_options.max_batch_rows = max_batch_tokens;
-  transformer_options.max_context = max_context;
-  transformer_options.progress = [&progress](uint64_t done, uint64_t total) {
-    progress.At("weights", 0.3, 1, total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));
+  transformer_options.max_batch_rows = plan->engine.max_batch_tokens;
+  transformer_options.max_context = plan->max_context;
+  transformer_options.progress = [&report](uint64_t done, uint64_t total) {
+    report("weights", 0.3 + 0.7 * (total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total)));
   };
   absl::StatusOr<std::unique_ptr<model::Transformer>> transformer =
       model::Transformer::Load(*file, loaded->backend_.get(), transformer_options);
   if (!transformer.ok()) return transformer.status();
   loaded->transformer_ = *std::move(transformer);
   loaded->memory_ = loaded->transformer_->memory();
-  // Again with what is known now; the weights are inside already.
-  demand.weight_bytes = 0;
-  demand.scratch_bytes = 0;
-  if (absl::Status s = CheckMemory(demand, ReadAvailableMemory()); !s.ok()) return s;
+  // Again with what is known now; weights and scratch are inside already.
+  if (absl::Status s = CheckMemory({0, plan->kv_bytes, 0}, ReadAvailableMemory()); !s.ok()) return s;
 
   loaded->runner_ = std::make_unique<TimedRunner>(loaded->transformer_.get(), options.on_forward);
-  EngineOptions engine_options;
-  engine_options.max_batch_tokens = max_batch_tokens;
-  if (config.has_max_sequences()) engine_options.max_sequences = static_cast<int>(config.max_sequences());
-  if (config.has_max_queue()) engine_options.max_queue = static_cast<int>(config.max_queue());
-  if (config.has_prefix_cache()) engine_options.prefix_cache = config.prefix_cache();
-  engine_options.block_size = block_size;
-  engine_options.kv_dtype = *kv_dtype;
-  engine_options.num_blocks = num_blocks;
-  engine_options.eos_token_ids = (*tokenizer)->eos_ids();
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Engine::Create(engine_options, loaded->runner_.get(), options.clock != nullptr ? options.clock : Clock::Real());
+      Engine::Create(plan->engine, loaded->runner_.get(), options.clock != nullptr ? options.clock : Clock::Real());
   if (!engine.ok()) return engine.status();
   loaded->engine_ = *std::move(engine);
-
-  loaded->limits_.vocab_size = loaded->transformer_->vocab_size();
-  loaded->limits_.max_context = max_context;
-  loaded->limits_.model_names = {ServedModelName(config)};
-  loaded->architecture_ = model_config->architecture;
-  loaded->num_blocks_ = num_blocks;
-  loaded->eos_token_ids_ = engine_options.eos_token_ids;
+  loaded->limits_ = {loaded->transformer_->vocab_size(), plan->max_context, {ServedModelName(config)}};
+  loaded->architecture_ = plan->model_config.architecture;
+  loaded->num_blocks_ = plan->engine.num_blocks;
+  loaded->eos_token_ids_ = plan->engine.eos_token_ids;
   return loaded;
 }
 

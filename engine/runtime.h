@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "kernels/backend.h"
 #include "model/transformer.h"
+#include "proto/cluster.pb.h"
 #include "proto/config.pb.h"
 #include "proto/kv.pb.h"
 
@@ -60,6 +61,8 @@ class LoadedModel {
   std::string backend_name() const { return backend_->name(); }
   const std::vector<int32_t>& eos_token_ids() const { return eos_token_ids_; }
   const model::MemoryLedger& memory() const { return memory_; }
+  // What a worker tells the router of its model: fingerprint, name, context, blocks, backend.
+  v1::WorkerInfo Describe() const;
 
  private:
   class TimedRunner;

@@ -36,7 +36,8 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
                            public std::enable_shared_from_this<StreamWriter<Message>> {
  public:
   // `on_cancel` is called when the client went away, the deadline passed, the server is shutting down or the buffer
-  // overflowed, unless Finish came first. It is dropped (with what it captured) when the call is done.
+  // overflowed: before Finish, or after it when the end of the stream could not be sent any more. It is dropped (with
+  // what it captured) when the call is done.
   static std::shared_ptr<StreamWriter> Create(const StreamWriterOptions& options, std::function<void()> on_cancel) {
     std::shared_ptr<StreamWriter> writer(new StreamWriter(options, std::move(on_cancel)));
     writer->self_ = writer;
@@ -69,13 +70,11 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
 
   // Ends the call with `status` once everything pushed before is written. Later calls of Push and Finish do nothing.
   void Finish(absl::Status status) {
-    std::function<void()> drop;
     {
       MutexLock lock(&mu_);
       if (state_ != State::kOpen) return;
       state_ = State::kEnding;
       final_ = std::move(status);
-      drop = std::exchange(on_cancel_, nullptr);
     }
     Advance();
   }

@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/config.h"
 #include "common/ids.h"
 #include "common/logging.h"
 #include "common/process_events.h"
@@ -55,7 +57,13 @@ WorkerHost::WorkerHost(std::string role, const v1::Config& config, ShutdownSigna
       name_(config.has_name() ? config.name() : absl::StrCat(role_, "-", getpid())),
       incarnation_(NewIncarnation()),
       signals_(signals),
-      metrics_(metrics) {}
+      metrics_(metrics) {
+  signals_->OnDrain([this] {
+    if (serving_) return;
+    EmitEvent("stopped");
+    _exit(0);
+  });
+}
 
 WorkerHost::~WorkerHost() = default;
 
@@ -155,6 +163,39 @@ absl::Status WorkerHost::Drain() {
   if (idle) return absl::OkStatus();
   return absl::DeadlineExceededError(
       absl::StrCat("requests or tickets were still open after ", config_.drain_timeout_ms(), " ms and were cut off"));
+}
+
+absl::StatusOr<std::string> ClusterKeyFile(const v1::Config& config) {
+  if (config.has_cluster_key_file()) return config.cluster_key_file();
+  return absl::InvalidArgumentError(
+      "cluster_key_file is not set; all workers of a cluster share a secret of 32 bytes or more that signs tickets. Make "
+      "one with `(umask 077; head -c 32 /dev/urandom > cluster.key)` and pass --cluster-key-file=cluster.key");
+}
+
+int WorkerMain(absl::string_view role, int argc, char** argv,
+               absl::Status (*run)(const v1::Config& config, ShutdownSignals* signals)) {
+  for (int i = 1; i < argc; ++i) {
+    if (absl::string_view(argv[i]) == "--help") {
+      printf("%s worker of Baton. Settings (also as environment variables and in a YAML file):\n\n%s",
+             std::string(role).c_str(), ConfigHelp().c_str());
+      return 0;
+    }
+  }
+  const auto fail = [&](const absl::Status& status, int exit_code) {
+    fprintf(stderr, "%s_worker: %s\n", std::string(role).c_str(), std::string(status.message()).c_str());
+    EmitEvent("failed", "reason", status.message());
+    return exit_code;
+  };
+  absl::StatusOr<LoadedConfig> loaded = LoadConfig(ProcessRole::kWorker, argc, argv);
+  if (!loaded.ok()) return fail(loaded.status(), 2);
+  ShutdownSignals signals;
+  if (loaded->config.exit_with_parent()) DrainWhenParentDies();
+  for (const std::string& warning : loaded->warnings) LogWarn(warning);
+  const absl::Status status = run(loaded->config, &signals);
+  if (!status.ok()) return fail(status, 1);
+  LogInfo("stopped");
+  EmitEvent("stopped");
+  return 0;
 }
 
 }  // namespace baton::rpc

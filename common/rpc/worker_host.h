@@ -35,7 +35,8 @@ struct WorkerHooks {
 // Thread contract: one owner; the Worker service inside is called by gRPC.
 class WorkerHost {
  public:
-  // `role` is "prefill" or "decode". `signals` and `metrics` outlive the host.
+  // `role` is "prefill" or "decode". `signals` and `metrics` outlive the host. A signal before Serve ends the process at
+  // once: nothing runs that would have to finish.
   WorkerHost(std::string role, const v1::Config& config, ShutdownSignals* signals, Metrics* metrics);
   ~WorkerHost();
 
@@ -77,6 +78,14 @@ class WorkerHost {
   mutable Mutex mu_;
   std::string address_ ABSL_GUARDED_BY(mu_);
 };
+
+// cluster_key_file, which workers need. INVALID_ARGUMENT, saying how to make one, when it is not set.
+absl::StatusOr<std::string> ClusterKeyFile(const v1::Config& config);
+
+// main() of a worker: settings (or --help), signals, then `run`. An error goes to stderr and, as the event "failed", to
+// stdout. Exit codes: 0 stopped as asked, 1 failed, 2 wrong settings.
+int WorkerMain(absl::string_view role, int argc, char** argv,
+               absl::Status (*run)(const v1::Config& config, ShutdownSignals* signals));
 
 }  // namespace baton::rpc
 
