@@ -23,8 +23,8 @@ class ChoiceText {
   virtual TextPiece Push(int32_t token_id) = 0;
   // `token_id` ends the choice as EOS or a stop id; it is text only where the request includes stop strings.
   virtual TextPiece PushStop(int32_t token_id) = 0;
-  // The choice ended: what was held back.
-  virtual std::string Flush() = 0;
+  // The choice ended: what was held back. An unfinished code point becomes U+FFFD, which may complete a stop string.
+  virtual TextPiece Flush() = 0;
 };
 
 // Thread-safe.

@@ -69,16 +69,18 @@ void RequestLifecycle::Handle(Input input, std::vector<Command>* commands) {
       }
       break;
     case Action::kAbortGone: Abort(absl::CancelledError("the client cancelled the request")); break;
-    case Action::kAbortLate:
-      Abort(absl::DeadlineExceededError(absl::StrCat("the request's deadline passed after ",
-                                                     absl::ToInt64Milliseconds(clock_->Now() - arrival_),
-                                                     " ms; ask for fewer tokens or give it more time")));
-      break;
+    case Action::kAbortLate: Abort(TooLate()); break;
     case Action::kAbortStop:
       Abort(absl::UnavailableError("the router is stopping; send the request again, to another router if there is one"));
       break;
   }
   out_ = nullptr;
+}
+
+absl::Status RequestLifecycle::TooLate() const {
+  return absl::DeadlineExceededError(absl::StrCat("the request's deadline passed after ",
+                                                  absl::ToInt64Milliseconds(clock_->Now() - arrival_),
+                                                  " ms; ask for fewer tokens or give it more time"));
 }
 
 void RequestLifecycle::Admit(Input& input) {
@@ -182,7 +184,9 @@ absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) 
   TextPiece piece = by_id ? choice.text->PushStop(token.token_id()) : choice.text->Push(token.token_id());
   // A stop string that the last text completes is what ended the choice, also when max_tokens did at once.
   const bool ends = piece.stop_string.has_value() || token.finish_reason() != v1::FINISH_REASON_UNSPECIFIED;
-  std::string held_back = ends && !piece.stop_string.has_value() ? choice.text->Flush() : std::string();
+  TextPiece rest;
+  rest.stop_string = piece.stop_string;
+  if (ends && !piece.stop_string.has_value()) rest = choice.text->Flush();
   stats_.stop += clock_->Now() - now;
 
   v1::GenerateResponse response;
@@ -195,12 +199,12 @@ absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) 
   event->mutable_top_logprobs()->Swap(token.mutable_top_logprobs());
   for (v1::TopLogprob& top : *event->mutable_top_logprobs()) top.set_token(text_->TokenBytes(top.token_id()));
   Emit(Send{std::move(response)});
-  if (ends) FinishChoice(choice, token, piece.stop_string, std::move(held_back));
+  if (ends) FinishChoice(choice, token, std::move(rest));
   return absl::OkStatus();
 }
 
-void RequestLifecycle::FinishChoice(Choice& choice, const v1::SampledToken& token,
-                                    const std::optional<std::string>& stop_string, std::string held_back) {
+void RequestLifecycle::FinishChoice(Choice& choice, const v1::SampledToken& token, TextPiece rest) {
+  const std::optional<std::string>& stop_string = rest.stop_string;
   choice.finished = true;
   choice.matched_string = stop_string.has_value() && token.finish_reason() == v1::FINISH_REASON_UNSPECIFIED;
   v1::GenerateResponse response;
@@ -212,7 +216,7 @@ void RequestLifecycle::FinishChoice(Choice& choice, const v1::SampledToken& toke
   } else if (token.finish_reason() == v1::FINISH_REASON_STOP) {
     finished->set_stop_token_id(token.stop_token_id());
   }
-  finished->set_text(std::move(held_back));
+  finished->set_text(std::move(rest.text));
   finished->set_completion_tokens(static_cast<uint32_t>(choice.ids.size()));
   stats_.finish_reasons.push_back(finished->reason());
   Emit(Send{std::move(response)});
@@ -313,6 +317,8 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
     Emit(CancelDecode{});
     return Conclude(input);
   }
+  // Whatever the worker says of it.
+  if (clock_->Now() >= deadline_) return Abort(TooLate());
   const bool prefill = input.event <= Event::kPrefillFailed;
   // Nobody here cancelled: the worker is being stopped.
   if (absl::IsCancelled(status)) status = absl::UnavailableError(status.message());
@@ -325,7 +331,7 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
   const RouterAction action = diverged_ ? RouterAction::kFail : ActionFor(status);
   if (action == RouterAction::kShed) shed_ = status;
   const bool retry = action == RouterAction::kRetryElsewhere || action == RouterAction::kShed;
-  if (!retry || epoch_ >= kMaxAttempts || clock_->Now() >= deadline_) {
+  if (!retry || epoch_ >= kMaxAttempts) {
     if (epoch_ > 1) status = Prefixed(absl::StrCat("after ", epoch_, " attempts"), status);
     return Abort(std::move(status));
   }
@@ -338,7 +344,7 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
   ++epoch_;
   stats_.attempts = epoch_;
   state_ = State::kBackoff;
-  Emit(Wait{epoch_ == 2 ? absl::ZeroDuration() : kSecondRetryDelay, epoch_});
+  Emit(Wait{epoch_ == 2 ? absl::ZeroDuration() : kSecondRetryDelay, epoch_, std::move(status)});
 }
 
 void RequestLifecycle::GiveUp(const Input& input) {

@@ -83,7 +83,8 @@ struct ReleaseTicket {
 };
 struct Wait {
   absl::Duration delay;  // then kBackoffOver with `epoch`
-  uint32_t epoch = 0;
+  uint32_t epoch = 0;    // of the next attempt
+  absl::Status why;      // what ended the one before
 };
 struct Send {
   v1::GenerateResponse response;
@@ -141,14 +142,15 @@ class RequestLifecycle {
   void OnToken(Input& input);
   // Non-OK: this attempt cannot go on.
   absl::Status Forward(Choice& choice, v1::SampledToken& token);
-  void FinishChoice(Choice& choice, const v1::SampledToken& token, const std::optional<std::string>& stop_string,
-                    std::string held_back);
+  // `rest`: what was held back, and the stop string if one ended the choice.
+  void FinishChoice(Choice& choice, const v1::SampledToken& token, TextPiece rest);
   void HandOver(Input& input);
   void Redeem(Input& input);
   void NoteDone(const Input& input);
   void Conclude(const Input& input);
   void FailOver(const Input& input, absl::Status status);
   void GiveUp(const Input& input);
+  absl::Status TooLate() const;
   // Gives everything back and ends with `status`.
   void Abort(absl::Status status);
   void End(absl::Status status);

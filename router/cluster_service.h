@@ -1,0 +1,40 @@
+// baton.v1.Cluster: what workers and operators call.
+#ifndef BATON_ROUTER_CLUSTER_SERVICE_H_
+#define BATON_ROUTER_CLUSTER_SERVICE_H_
+
+#include <functional>
+
+#include "proto/cluster.grpc.pb.h"
+#include "router/cluster_view.h"
+#include "router/router_metrics.h"
+
+namespace baton::router {
+
+// Thread-safe. Nothing is owned; all outlives the service.
+class ClusterService final : public v1::Cluster::CallbackService {
+ public:
+  // `on_change` after each change of membership; `fill_status` adds what the view does not know.
+  ClusterService(ClusterView* view, RouterMetrics* metrics, std::function<void()> on_change,
+                 std::function<void(v1::ClusterStatus*)> fill_status)
+      : view_(view), metrics_(metrics), on_change_(std::move(on_change)), fill_status_(std::move(fill_status)) {}
+
+  grpc::ServerUnaryReactor* Register(grpc::CallbackServerContext* context, const v1::RegisterRequest* request,
+                                     v1::RegisterResponse* response) override;
+  grpc::ServerUnaryReactor* Heartbeat(grpc::CallbackServerContext* context, const v1::HeartbeatRequest* request,
+                                      v1::HeartbeatResponse* response) override;
+  grpc::ServerUnaryReactor* Deregister(grpc::CallbackServerContext* context, const v1::DeregisterRequest* request,
+                                       v1::DeregisterResponse* response) override;
+  grpc::ServerUnaryReactor* GetClusterStatus(grpc::CallbackServerContext* context,
+                                             const v1::GetClusterStatusRequest* request,
+                                             v1::ClusterStatus* response) override;
+
+ private:
+  ClusterView* const view_;
+  RouterMetrics* const metrics_;
+  const std::function<void()> on_change_;
+  const std::function<void(v1::ClusterStatus*)> fill_status_;
+};
+
+}  // namespace baton::router
+
+#endif  // BATON_ROUTER_CLUSTER_SERVICE_H_

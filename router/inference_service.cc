@@ -1,0 +1,138 @@
+#include "router/inference_service.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/ids.h"
+#include "common/status.h"
+
+namespace baton::router {
+namespace {
+
+grpc::ServerUnaryReactor* Done(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+}  // namespace
+
+ModelLimits InferenceService::Limits() const {
+  ModelLimits limits = text_->limits();
+  if (const std::optional<uint32_t> workers = view_->MaxContext()) {
+    limits.max_context = static_cast<int>(std::min<uint32_t>(limits.max_context, *workers));
+  }
+  return limits;
+}
+
+absl::StatusOr<AdmittedRequest> InferenceService::Prepare(const v1::GenerateRequest& request,
+                                                          std::string request_id) const {
+  const ModelLimits limits = Limits();
+  if (absl::Status status = ValidateGenerateRequest(request, limits); !status.ok()) return status;
+  AdmittedRequest admitted;
+  const absl::Time begin = context_->clock->Now();
+  absl::StatusOr<std::vector<int32_t>> tokens = text_->PromptTokens(request);
+  admitted.tokenize = context_->clock->Now() - begin;
+  if (!tokens.ok()) return tokens.status();
+  const auto num_tokens = static_cast<int64_t>(tokens->size());
+  if (absl::Status status = ValidatePromptLength(num_tokens, request.sampling(), limits); !status.ok()) return status;
+  // 63 bits, so that no language's integers have trouble with it.
+  admitted.sampling = ResolveDefaults(request.sampling(), num_tokens, RandomU64() >> 1, limits);
+  admitted.request_id = std::move(request_id);
+  admitted.model = text_->model_name();
+  admitted.prompt_token_ids = *std::move(tokens);
+  return admitted;
+}
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc::CallbackServerContext* context,
+                                                                           const v1::GenerateRequest* request) {
+  ++requests_total_;
+  // An id that is not valid is not shown anywhere.
+  const bool usable = !request->request_id().empty() && request->request_id().size() <= kMaxRequestIdBytes &&
+                      std::all_of(request->request_id().begin(), request->request_id().end(),
+                                  [](char c) { return c >= 0x20 && c <= 0x7e; });
+  const std::string key = usable ? request->request_id() : NewRequestId();
+  const absl::Time deadline =
+      std::min(rpc::DeadlineOf(*context), context_->clock->Now() + options_.default_deadline);
+  const std::shared_ptr<RequestDriver> driver = RequestDriver::Create(context_, key, deadline);
+  RequestDriver::Stream* stream = driver->stream();
+  if (draining_) {
+    driver->Reject(WithReason(WithRetryAfter(absl::UnavailableError("this router is draining; ask another one"),
+                                             absl::Seconds(1)),
+                              "DRAINING"));
+    return stream;
+  }
+  if (absl::Status status = context_->table->Add(key, driver); !status.ok()) {
+    driver->Reject(std::move(status));
+    return stream;
+  }
+  absl::StatusOr<AdmittedRequest> admitted = Prepare(*request, key);
+  if (admitted.ok()) {
+    driver->Admit(*std::move(admitted));
+  } else {
+    driver->Reject(admitted.status());
+  }
+  return stream;
+}
+
+absl::Status InferenceService::CheckModel(const std::string& model) const {
+  const std::vector<std::string>& names = text_->limits().model_names;
+  if (model.empty() || std::find(names.begin(), names.end(), model) != names.end()) return absl::OkStatus();
+  return WithReason(absl::NotFoundError(absl::StrCat("that model is not served; served: ", absl::StrJoin(names, ", "))),
+                    "MODEL_NOT_FOUND");
+}
+
+grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
+                                                     const v1::TokenizeRequest* request,
+                                                     v1::TokenizeResponse* response) {
+  if (absl::Status status = CheckModel(request->model()); !status.ok()) return Done(context, status);
+  const ModelLimits limits = Limits();
+  absl::StatusOr<std::vector<int32_t>> tokens = InvalidField("input", "none given; send text or chat");
+  if (request->has_chat()) {
+    // The same judgement of roles, number and UTF-8 as for Generate.
+    v1::GenerateRequest checked;
+    *checked.mutable_chat() = request->chat();
+    if (absl::Status status = ValidateGenerateRequest(checked, limits); !status.ok()) return Done(context, status);
+    tokens = text_->TokenizeChat(request->chat());
+  } else if (request->input_case() == v1::TokenizeRequest::kText) {
+    const bool add_special = !request->has_add_special_tokens() || request->add_special_tokens();
+    tokens = text_->TokenizeText(request->text(), add_special);
+  }
+  if (!tokens.ok()) return Done(context, tokens.status());
+  response->mutable_token_ids()->Assign(tokens->begin(), tokens->end());
+  response->set_max_context(static_cast<uint32_t>(limits.max_context));
+  return Done(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
+                                                       const v1::DetokenizeRequest* request,
+                                                       v1::DetokenizeResponse* response) {
+  absl::Status status = CheckModel(request->model());
+  if (status.ok()) status = ValidateTokenIds(request->token_ids(), "token_ids", text_->limits());
+  if (!status.ok()) return Done(context, status);
+  absl::StatusOr<std::string> text = text_->Detokenize({request->token_ids().begin(), request->token_ids().end()});
+  if (!text.ok()) return Done(context, text.status());
+  response->set_text(*std::move(text));
+  return Done(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
+                                                       const v1::ListModelsRequest*, v1::ListModelsResponse* response) {
+  v1::Model* model = response->add_models();
+  model->set_name(text_->model_name());
+  model->set_architecture(text_->architecture());
+  const ModelLimits limits = Limits();
+  model->set_max_context(static_cast<uint32_t>(limits.max_context));
+  model->set_vocab_size(static_cast<uint32_t>(limits.vocab_size));
+  // The weights' once a worker has read them; the tokenizer's until then.
+  v1::ClusterStatus status;
+  view_->FillStatus(&status);
+  const std::string& weights = status.fingerprint().weights();
+  model->set_fingerprint(weights.empty() ? absl::StrCat("tokenizer-", text_->tokenizer_fingerprint().substr(0, 12))
+                                         : weights.substr(0, 12));
+  return Done(context, absl::OkStatus());
+}
+
+}  // namespace baton::router

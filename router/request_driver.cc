@@ -1,0 +1,254 @@
+#include "router/request_driver.h"
+
+#include <utility>
+
+#include "common/logging.h"
+
+namespace baton::router {
+
+std::shared_ptr<RequestDriver> RequestDriver::Create(const DriverContext* context, std::string key,
+                                                     absl::Time deadline) {
+  std::shared_ptr<RequestDriver> driver(new RequestDriver(context, std::move(key), deadline));
+  // The stream holds the driver until the call ends, and the driver the stream until it is gone itself.
+  driver->stream_ = Stream::Create({}, [driver] { driver->ClientGone(); });
+  const std::weak_ptr<RequestDriver> weak = driver;
+  driver->deadline_alarm_.Set(absl::ToChronoTime(deadline), [weak](bool passed) {
+    const std::shared_ptr<RequestDriver> alive = weak.lock();
+    if (passed && alive != nullptr) alive->Post({Event::kDeadline, 0, {}, {}});
+  });
+  return driver;
+}
+
+RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl::Time deadline)
+    : live_(context->table), context_(context), key_(std::move(key)), lifecycle_(deadline, context->text, context->clock) {
+  context_->metrics->Started();
+}
+
+void RequestDriver::Admit(AdmittedRequest request) { Post({Event::kAdmitted, 0, {}, std::move(request)}); }
+void RequestDriver::Reject(absl::Status status) { Post({Event::kRejected, 0, {}, std::move(status)}); }
+void RequestDriver::Stop() { Post({Event::kStop, 0, {}, {}}); }
+
+void RequestDriver::Cut() { Enqueue({CutLegs{}, context_->clock->Now()}); }
+
+void RequestDriver::WorkerGone(const WorkerId& id, const std::string& why) {
+  Enqueue({Gone{id, why}, context_->clock->Now()});
+}
+
+void RequestDriver::ClientGone() {
+  // gRPC tells of a passed deadline as of a cancellation.
+  const bool late = context_->clock->Now() >= lifecycle_.deadline();
+  Post({late ? Event::kDeadline : Event::kClientGone, 0, {}, {}});
+}
+
+void RequestDriver::Enqueue(Item item) {
+  {
+    MutexLock lock(&mu_);
+    items_.push_back(std::move(item));
+    if (busy_) return;
+    busy_ = true;
+  }
+  const std::shared_ptr<RequestDriver> alive = shared_from_this();  // an input may drop the last other reference
+  while (true) {
+    Item next;
+    {
+      MutexLock lock(&mu_);
+      if (items_.empty()) {
+        busy_ = false;
+        return;
+      }
+      next = std::move(items_.front());
+      items_.pop_front();
+    }
+    Process(std::move(next));
+  }
+}
+
+void RequestDriver::Process(Item item) {
+  if (const Gone* gone = std::get_if<Gone>(&item.what)) return OnGone(*gone);
+  if (std::holds_alternative<CutLegs>(item.what)) {
+    if (prefill_leg_ != nullptr) prefill_leg_->Cancel();
+    if (decode_leg_ != nullptr) decode_leg_->Cancel();
+    return;
+  }
+  Input& input = std::get<Input>(item.what);
+  const bool token = input.event == Event::kPrefillToken || input.event == Event::kDecodeToken;
+  NoteStreamEnd(input);
+  HandleInput(std::move(input));
+  if (token) emit_ += context_->clock->Now() - item.arrived;
+}
+
+void RequestDriver::HandleInput(Input input) {
+  std::vector<Command> commands;
+  lifecycle_.Handle(std::move(input), &commands);
+  for (Command& command : commands) {
+    std::visit([this](auto& c) { Execute(c); }, command);
+  }
+}
+
+void RequestDriver::NoteStreamEnd(const Input& input) {
+  const bool failed = input.event == Event::kPrefillFailed || input.event == Event::kDecodeFailed;
+  if (failed && input.epoch == lifecycle_.epoch() && lifecycle_.state() != State::kDone) {
+    context_->placement->ReportFailure(input.worker.id);
+  }
+  if (input.event == Event::kPrefillEnded || input.event == Event::kPrefillFailed) {
+    if (input.epoch != prefill_epoch_) return;
+    prefill_leg_.reset();
+    prefill_hold_ = {};
+  } else if (input.event == Event::kDecodeEnded || input.event == Event::kDecodeFailed) {
+    if (input.epoch != decode_epoch_) return;
+    decode_leg_.reset();
+    decode_hold_ = {};
+  }
+}
+
+void RequestDriver::OnGone(const Gone& gone) {
+  const absl::Status why = absl::UnavailableError(gone.why);
+  if (prefill_leg_ != nullptr && prefill_worker_.id == gone.id) {
+    prefill_leg_->Cancel();
+    HandleInput({Event::kPrefillFailed, prefill_epoch_, prefill_worker_, why});
+  } else if (lifecycle_.state() == State::kHandover && prefill_worker_.id == gone.id) {
+    // Its stream has ended well, and the KV it holds is gone with it.
+    HandleInput({Event::kPrefillFailed, prefill_epoch_, prefill_worker_, why});
+  }
+  if (decode_leg_ != nullptr && decode_worker_.id == gone.id) {
+    decode_leg_->Cancel();
+    HandleInput({Event::kDecodeFailed, decode_epoch_, decode_worker_, why});
+  }
+}
+
+void RequestDriver::Execute(AskPlacement& command) {
+  prefill_hold_ = {};
+  decode_hold_ = {};
+  absl::StatusOr<PlacedHolds> placed = context_->placement->Place(command.need, command.needs_decode);
+  if (!placed.ok()) return Post({Event::kUnplaced, 0, {}, placed.status()});
+  prefill_hold_ = std::move(placed->prefill);
+  decode_hold_ = std::move(placed->decode);
+  Post({Event::kPlaced, 0, {}, std::move(placed->pair)});
+}
+
+void RequestDriver::Execute(StartPrefill& command) {
+  prefill_worker_ = command.worker;
+  prefill_epoch_ = command.request.epoch();
+  const std::shared_ptr<WorkerStubs> stubs = context_->channels->Get(command.worker);
+  const std::shared_ptr<RequestDriver> self = shared_from_this();
+  prefill_leg_ = PrefillLeg::Start(
+      std::move(command.request), lifecycle_.deadline(),
+      [self, epoch = prefill_epoch_, worker = command.worker](v1::PrefillEvent& event) {
+        self->OnPrefillEvent(epoch, worker, event);
+      },
+      [self, stubs, epoch = prefill_epoch_, worker = command.worker](absl::Status status) {
+        if (status.ok()) return self->Post({Event::kPrefillEnded, epoch, worker, {}});
+        self->Post({Event::kPrefillFailed, epoch, worker, std::move(status)});
+      },
+      [&](grpc::ClientContext* context, const v1::PrefillRequest* request,
+          grpc::ClientReadReactor<v1::PrefillEvent>* reactor) {
+        stubs->prefill->async()->Prefill(context, request, reactor);
+      });
+}
+
+void RequestDriver::OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::PrefillEvent& event) {
+  switch (event.event_case()) {
+    case v1::PrefillEvent::kToken:
+      return Post({Event::kPrefillToken, epoch, worker, std::move(*event.mutable_token())});
+    case v1::PrefillEvent::kPrefilled:
+      return Post({Event::kPrefilled, epoch, worker, std::move(*event.mutable_prefilled())});
+    case v1::PrefillEvent::EVENT_NOT_SET:
+      return;  // a later version's
+  }
+}
+
+void RequestDriver::Execute(StartDecode& command) {
+  absl::StatusOr<std::pair<WorkerRef, InFlightHold>> kept = context_->placement->KeepDecode(command.worker, command.need);
+  if (!kept.ok()) return Post({Event::kUnplaced, 0, {}, kept.status()});
+  if (kept->first.id != command.worker.id) decode_hold_ = std::move(kept->second);
+  decode_worker_ = kept->first;
+  decode_epoch_ = command.request.epoch();
+  const std::shared_ptr<WorkerStubs> stubs = context_->channels->Get(decode_worker_);
+  const std::shared_ptr<RequestDriver> self = shared_from_this();
+  decode_leg_ = DecodeLeg::Start(
+      std::move(command.request), lifecycle_.deadline(),
+      [self, epoch = decode_epoch_, worker = decode_worker_](v1::DecodeEvent& event) {
+        self->OnDecodeEvent(epoch, worker, event);
+      },
+      [self, stubs, epoch = decode_epoch_, worker = decode_worker_](absl::Status status) {
+        if (status.ok()) return self->Post({Event::kDecodeEnded, epoch, worker, {}});
+        self->Post({Event::kDecodeFailed, epoch, worker, std::move(status)});
+      },
+      [&](grpc::ClientContext* context, const v1::DecodeRequest* request,
+          grpc::ClientReadReactor<v1::DecodeEvent>* reactor) {
+        stubs->decode->async()->Decode(context, request, reactor);
+      });
+}
+
+void RequestDriver::OnDecodeEvent(uint32_t epoch, const WorkerRef& worker, v1::DecodeEvent& event) {
+  switch (event.event_case()) {
+    case v1::DecodeEvent::kFetched:
+      return Post({Event::kFetched, epoch, worker, std::move(*event.mutable_fetched())});
+    case v1::DecodeEvent::kToken:
+      return Post({Event::kDecodeToken, epoch, worker, std::move(*event.mutable_token())});
+    case v1::DecodeEvent::kDone:
+      return Post({Event::kDecodeDone, epoch, worker, std::move(*event.mutable_done())});
+    case v1::DecodeEvent::EVENT_NOT_SET:
+      return;
+  }
+}
+
+void RequestDriver::Execute(CancelPrefill&) {
+  if (prefill_leg_ != nullptr) prefill_leg_->Cancel();
+}
+
+void RequestDriver::Execute(CancelDecode&) {
+  if (decode_leg_ != nullptr) decode_leg_->Cancel();
+}
+
+void RequestDriver::Execute(ReleaseTicket& command) { context_->releaser->Release(command); }
+
+void RequestDriver::Execute(Wait& command) {
+  context_->metrics->Retried(command.why);
+  LogWarn("request goes elsewhere", {{"request", key_}, {"attempt", command.epoch}, {"why", command.why}});
+  const uint32_t epoch = command.epoch;
+  if (command.delay <= absl::ZeroDuration()) return Post({Event::kBackoffOver, epoch, {}, {}});
+  const std::weak_ptr<RequestDriver> weak = shared_from_this();
+  wait_alarm_.Set(absl::ToChronoTime(absl::Now() + command.delay), [weak, epoch](bool passed) {
+    const std::shared_ptr<RequestDriver> alive = weak.lock();
+    if (passed && alive != nullptr) alive->Post({Event::kBackoffOver, epoch, {}, {}});
+  });
+}
+
+void RequestDriver::Execute(Send& command) { stream_->Push(std::move(command.response)); }
+
+void RequestDriver::Execute(Finish& command) {
+  prefill_hold_ = {};
+  decode_hold_ = {};
+  deadline_alarm_.Cancel();
+  wait_alarm_.Cancel();
+  context_->metrics->Ended(command.status, lifecycle_.stats(), emit_);
+  LogEnd(command.status);
+  stream_->Finish(std::move(command.status));
+  context_->table->End(key_, this);
+}
+
+void RequestDriver::LogEnd(const absl::Status& status) {
+  const RequestStats& s = lifecycle_.stats();
+  const auto ms = [](absl::Duration d) { return d == absl::InfiniteDuration() ? 0.0 : absl::ToDoubleMilliseconds(d); };
+  Log(status.ok() ? LogLevel::kInfo : LogLevel::kWarn, "request ended",
+      {{"request", key_},
+       {"code", RuleFor(status.code()).name},
+       {"attempts", s.attempts},
+       {"prompt_tokens", s.prompt_tokens},
+       {"cached_tokens", s.cached_tokens},
+       {"completion_tokens", s.completion_tokens},
+       {"tokenize_ms", ms(s.tokenize)},
+       {"queue_ms", ms(s.queue)},
+       {"prefill_ms", ms(s.prefill)},
+       {"transfer_ms", ms(s.transfer)},
+       {"first_token_ms", ms(s.ttft)},
+       {"emit_ms", ms(emit_)},
+       {"stop_ms", ms(s.stop)},
+       {"total_ms", ms(s.total)},
+       {"prefill_worker", s.prefill_worker},
+       {"decode_worker", s.decode_worker},
+       {"message", status.message()}});
+}
+
+}  // namespace baton::router

@@ -1,0 +1,119 @@
+// Carries out one request's life cycle over gRPC: calls, timers, the client's stream.
+//
+// Whatever happens becomes an input in a queue; whoever puts the first one in handles them all, one after another, and
+// carries out the commands. So the life cycle sees one caller at a time, commands run in order, and no lock is held while
+// gRPC is called.
+#ifndef BATON_ROUTER_REQUEST_DRIVER_H_
+#define BATON_ROUTER_REQUEST_DRIVER_H_
+
+#include <grpcpp/alarm.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/rpc/stream_writer.h"
+#include "router/leg.h"
+#include "router/placement.h"
+#include "router/request_lifecycle.h"
+#include "router/request_table.h"
+#include "router/router_metrics.h"
+#include "router/ticket_releaser.h"
+#include "router/worker_channels.h"
+
+namespace baton::router {
+
+// What all requests share. Nothing is owned; everything outlives every driver (RequestTable::WaitUntilGone).
+struct DriverContext {
+  RequestTable* table = nullptr;
+  Placement* placement = nullptr;
+  WorkerChannels* channels = nullptr;
+  TicketReleaser* releaser = nullptr;
+  RouterMetrics* metrics = nullptr;
+  const TextMaker* text = nullptr;
+  Clock* clock = nullptr;
+};
+
+// Thread contract: thread-safe.
+class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
+ public:
+  using Stream = rpc::StreamWriter<v1::GenerateResponse>;
+
+  // `key` names the request in the table and in logs.
+  static std::shared_ptr<RequestDriver> Create(const DriverContext* context, std::string key, absl::Time deadline);
+
+  // The stream to the client, whose reactor gRPC is given. Made with the driver; its cancellation ends the request.
+  Stream* stream() const { return stream_.get(); }
+
+  void Admit(AdmittedRequest request);
+  void Reject(absl::Status status);
+  void Stop();
+  // Breaks off calls to workers that outlived the request.
+  void Cut();
+  // Requests on that worker go elsewhere.
+  void WorkerGone(const WorkerId& id, const std::string& why);
+
+ private:
+  struct Gone {
+    WorkerId id;
+    std::string why;
+  };
+  struct CutLegs {};
+  struct Item {
+    std::variant<Input, Gone, CutLegs> what;
+    absl::Time arrived;
+  };
+  using PrefillLeg = Leg<v1::PrefillRequest, v1::PrefillEvent>;
+  using DecodeLeg = Leg<v1::DecodeRequest, v1::DecodeEvent>;
+
+  RequestDriver(const DriverContext* context, std::string key, absl::Time deadline);
+
+  void Post(Input input) { Enqueue({std::move(input), context_->clock->Now()}); }
+  void Enqueue(Item item);
+  void Process(Item item);
+  void OnGone(const Gone& gone);
+  void HandleInput(Input input);
+  void NoteStreamEnd(const Input& input);
+  void ClientGone();
+
+  void Execute(AskPlacement& command);
+  void Execute(StartPrefill& command);
+  void Execute(StartDecode& command);
+  void Execute(CancelPrefill& command);
+  void Execute(CancelDecode& command);
+  void Execute(ReleaseTicket& command);
+  void Execute(Wait& command);
+  void Execute(Send& command);
+  void Execute(Finish& command);
+
+  void OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::PrefillEvent& event);
+  void OnDecodeEvent(uint32_t epoch, const WorkerRef& worker, v1::DecodeEvent& event);
+  void LogEnd(const absl::Status& status);
+
+  const RequestTable::Live live_;  // first, so that it goes last
+  const DriverContext* const context_;
+  const std::string key_;
+  std::shared_ptr<Stream> stream_;
+
+  Mutex mu_;
+  std::deque<Item> items_ ABSL_GUARDED_BY(mu_);
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Below: only by whoever is busy.
+  RequestLifecycle lifecycle_;
+  std::shared_ptr<PrefillLeg> prefill_leg_;  // null: not running
+  std::shared_ptr<DecodeLeg> decode_leg_;
+  WorkerRef prefill_worker_, decode_worker_;
+  uint32_t prefill_epoch_ = 0, decode_epoch_ = 0;
+  InFlightHold prefill_hold_, decode_hold_;
+  absl::Duration emit_;
+  grpc::Alarm deadline_alarm_, wait_alarm_;
+};
+
+}  // namespace baton::router
+
+#endif  // BATON_ROUTER_REQUEST_DRIVER_H_

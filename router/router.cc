@@ -1,0 +1,164 @@
+#include "router/router.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "common/logging.h"
+
+namespace baton::router {
+namespace {
+
+ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) {
+  ClusterViewOptions options;
+  options.heartbeat = absl::Milliseconds(config.heartbeat_ms());
+  options.worker_timeout = absl::Milliseconds(config.worker_timeout_ms());
+  options.model_name = text.model_name();
+  options.tokenizer_fingerprint = text.tokenizer_fingerprint();
+  return options;
+}
+
+}  // namespace
+
+Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metrics* metrics, Clock* clock)
+    : config_(config),
+      text_(std::move(text)),
+      metrics_(metrics),
+      clock_(clock),
+      started_(clock->Now()),
+      table_(config.max_queue()),
+      view_(ViewOptions(config, *text_), clock,
+            [this](const WorkerId& id, const std::string& why) { OnWorkerGone(id, why); }),
+      placement_(&view_),
+      router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
+      releaser_(&channels_, &router_metrics_),
+      context_{&table_, &placement_, &channels_, &releaser_, &router_metrics_, text_.get(), clock},
+      inference_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
+      cluster_(&view_, &router_metrics_, [this] { UpdateHealth(); },
+               [this](v1::ClusterStatus* status) { FillStatus(status); }) {}
+
+absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, Metrics* metrics, Clock* clock) {
+  absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);
+  if (!text.ok()) return text.status();
+  std::unique_ptr<Router> router(new Router(config, *std::move(text), metrics, clock));
+  if (absl::Status status = router->OpenHttp(); !status.ok()) return status;
+  if (absl::Status status = router->OpenGrpc(); !status.ok()) return status;
+  router->collect_hook_ = metrics->OnCollect([r = router.get()] { r->CollectGauges(); });
+  router->ticker_ = std::thread([r = router.get()] { r->Tick(); });
+  return router;
+}
+
+absl::Status Router::OpenHttp() {
+  rpc::HttpServerOptions options;
+  options.listen = config_.http();
+  http_ = std::make_unique<rpc::HttpServer>(options);
+  rpc::AddStandardHandlers(
+      http_.get(), [this] { return metrics_->Expose(); },
+      [this] {
+        if (draining_) return rpc::Readiness{false, "draining", 1};
+        if (view_.Ready()) return rpc::Readiness{true, "ready", 1};
+        return rpc::Readiness{false, "waiting for workers", 0};
+      });
+  return http_->Start();
+}
+
+absl::Status Router::OpenGrpc() {
+  rpc::ServerOptions options;
+  options.listen = config_.listen();
+  // One client connection may carry as many requests as the queue takes, and the health and status calls besides.
+  options.max_concurrent_streams = static_cast<int>(std::min<uint32_t>(config_.max_queue(), 65536)) + 100;
+  absl::StatusOr<std::unique_ptr<rpc::Server>> server =
+      rpc::Server::Start(options, {{"baton.v1.Inference", &inference_}, {"baton.v1.Cluster", &cluster_}});
+  if (!server.ok()) return server.status();
+  {
+    MutexLock lock(&health_mu_);
+    server_ = *std::move(server);
+  }
+  UpdateHealth();  // workers may have registered already
+  return absl::OkStatus();
+}
+
+void Router::UpdateHealth() {
+  MutexLock lock(&health_mu_);
+  const bool serving = !draining_ && view_.Ready();
+  if (server_ == nullptr || serving == serving_) return;
+  serving_ = serving;
+  server_->SetServing(serving);
+  LogInfo(serving ? "serving: a prefill and a decode worker are ready" : "not serving",
+          {{"draining", draining_.load()}});
+}
+
+void Router::Tick() {
+  const absl::Duration period = std::clamp(view_.options().worker_timeout / 10, absl::Milliseconds(10),
+                                           absl::Milliseconds(250));
+  while (true) {
+    {
+      MutexLock lock(&ticker_mu_);
+      if (!stop_) ticker_cv_.WaitWithTimeout(&ticker_mu_, period);
+      if (stop_) return;
+    }
+    view_.ExpireSilent();
+    UpdateHealth();
+    std::set<WorkerId> known;
+    for (const WorkerSnapshot& worker : view_.Snapshot()) known.insert(worker.id);
+    channels_.KeepOnly(known);
+  }
+}
+
+void Router::OnWorkerGone(const WorkerId& id, const std::string& why) {
+  LogWarn("worker gone", {{"worker", id.name}, {"incarnation", id.incarnation}, {"why", why}});
+  for (const std::shared_ptr<RequestDriver>& driver : table_.Running()) driver->WorkerGone(id, why);
+}
+
+void Router::FillStatus(v1::ClusterStatus* status) const {
+  status->set_requests_total(inference_.requests_total());
+  status->set_requests_failed(router_metrics_.requests_failed());
+  status->set_requests_in_flight(static_cast<uint32_t>(table_.running()));
+  status->set_model_name(text_->model_name());
+  status->set_uptime_s(absl::ToDoubleSeconds(clock_->Now() - started_));
+}
+
+void Router::CollectGauges() {
+  std::map<std::pair<Role, WorkerState>, int> count;
+  for (const Role role : {Role::kPrefill, Role::kDecode}) {
+    for (const WorkerState state : {WorkerState::kReady, WorkerState::kDraining, WorkerState::kLost}) {
+      count[{role, state}] = 0;
+    }
+  }
+  for (const WorkerSnapshot& worker : view_.Snapshot()) ++count[{worker.role, worker.state}];
+  for (const auto& [key, number] : count) {
+    metrics_
+        ->Gauge("baton_workers", "Workers the router knows",
+                {{"role", std::string(Name(key.first))}, {"state", std::string(Name(key.second))}})
+        .Set(number);
+  }
+}
+
+absl::Status Router::Drain() {
+  draining_ = true;
+  UpdateHealth();
+  inference_.Drain();
+  LogInfo("draining", {{"in_flight", table_.running()}});
+  const absl::Duration timeout = absl::Milliseconds(config_.drain_timeout_ms());
+  if (table_.WaitUntilNoneRuns(timeout)) return absl::OkStatus();
+  return absl::DeadlineExceededError("requests were still running when drain_timeout_ms had passed; they are cut off");
+}
+
+Router::~Router() {
+  draining_ = true;
+  inference_.Drain();
+  collect_hook_.reset();
+  if (http_ != nullptr) http_->Stop();
+  {
+    MutexLock lock(&ticker_mu_);
+    stop_ = true;
+    ticker_cv_.SignalAll();
+  }
+  if (ticker_.joinable()) ticker_.join();
+  for (const std::shared_ptr<RequestDriver>& driver : table_.Running()) driver->Stop();
+  if (server_ != nullptr) server_->Shutdown(absl::Seconds(2));
+  table_.WaitUntilGone();
+  releaser_.WaitUntilIdle();
+}
+
+}  // namespace baton::router
