@@ -1,5 +1,6 @@
 #include "tests/fakes/tiny_gguf.h"
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -295,14 +296,16 @@ std::string TinyGguf(const TinyModelOptions& options) {
   AddConfig(options, s, &writer);
   AddTokenizer(options.extra_vocab, &writer);
   WeightAdder weights(options, &writer);
-  weights.Matrix("token_embd.weight", s.dim, s.vocab_size, options.tied_head ? 0.3f : 1);
+  // Logits spread by about 1.5: distributions are neither flat nor one-hot.
+  const float head_scale = 1.5f / std::sqrt(static_cast<float>(s.dim));
+  weights.Matrix("token_embd.weight", s.dim, s.vocab_size, options.tied_head ? head_scale : 1);
   if (options.family == TinyFamily::kLlama3Rope) {
     const std::vector<float> factors = Llama3Factors(s.head_dim);
     writer.AddTensor("rope_freqs.weight", {factors.size()}, GgmlTypeNumber(DType::kF32), F32Bytes(factors));
   }
   for (int i = 0; i < options.num_layers; ++i) AddLayer(options, s, i, &weights);
   weights.Vector("output_norm.weight", s.dim, 1);
-  if (!options.tied_head) weights.Matrix("output.weight", s.dim, s.vocab_size, 0.3f);
+  if (!options.tied_head) weights.Matrix("output.weight", s.dim, s.vocab_size, head_scale);
   return writer.Finish();
 }
 
