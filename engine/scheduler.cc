@@ -11,6 +11,7 @@ class Planner {
       : state_(state),
         limits_(limits),
         gone_(state.resident.size(), false),
+        scheduled_(state.resident.size(), false),
         available_(state.available_blocks),
         budget_(limits.max_batch_tokens) {}
 
@@ -56,17 +57,19 @@ class Planner {
     for (size_t i = 0; i < state_.resident.size(); ++i) {
       if (!gone_[i] && Remaining(state_.resident[i]) == 1) chosen.push_back(i);
     }
-    const size_t cap = static_cast<size_t>(DecodeCap());
-    if (chosen.size() > cap) {
+    const int cap = DecodeCap();
+    // When all fit, the oldest is served first. When not, turns are taken, and one that must wait for a block does not
+    // use its turn up.
+    if (static_cast<int>(chosen.size()) > cap) {
       std::ranges::stable_sort(chosen, {}, [&](size_t i) { return state_.resident[i].last_step; });
-      chosen.resize(cap);
-      std::ranges::sort(chosen);
     }
     for (size_t i : chosen) {
+      if (static_cast<int>(decision_.rows.size()) >= cap) break;
       if (gone_[i]) continue;
       const ResidentView& view = state_.resident[i];
       const bool grow = view.num_computed >= view.num_blocks * limits_.block_size;
       if (grow && !TakeBlock(i)) continue;
+      scheduled_[i] = true;
       decision_.rows.push_back({view.id, 1, grow});
       --budget_;
     }
@@ -75,7 +78,7 @@ class Planner {
   // One block for resident `i`, preempting younger ones if it must.
   bool TakeBlock(size_t i) {
     for (size_t victim = state_.resident.size(); available_ <= 0 && --victim > i;) {
-      if (gone_[victim]) continue;
+      if (gone_[victim] || scheduled_[victim]) continue;
       gone_[victim] = true;
       decision_.preempted.push_back(state_.resident[victim].id);
       available_ += state_.resident[victim].releasable_blocks;
@@ -126,7 +129,8 @@ class Planner {
 
   const SchedulerState& state_;
   const SchedulerLimits& limits_;
-  std::vector<bool> gone_;  // [resident] expired or preempted in this step
+  std::vector<bool> gone_;       // [resident] expired or preempted in this step
+  std::vector<bool> scheduled_;  // [resident] has its decode row
   int64_t available_;
   int budget_;
   Decision decision_;

@@ -1,0 +1,197 @@
+// The tokens of a request do not depend on what ran beside it, on chunking, preemption, prefix hits or hand-over.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tests/engine/engine_test_util.h"
+
+namespace baton::engine {
+namespace {
+
+struct Open {
+  Request request;
+  std::shared_ptr<RecordingSink> sink;
+  int cancel_at = -1;  // step
+};
+
+EngineOptions RandomOptions(std::mt19937_64& rng) {
+  EngineOptions options = Roomy();
+  const int budgets[] = {1, 2, 3, 7, 16, 64, 512};
+  options.max_batch_tokens = budgets[rng() % 7];
+  options.max_sequences = 1 + static_cast<int>(rng() % 12);
+  options.prefix_cache = rng() % 2 == 0;
+  // The longest request (40 + 24 positions) takes 16 blocks of 4: pools near that preempt all the time.
+  options.num_blocks = 16 + static_cast<int64_t>(rng() % (rng() % 2 == 0 ? 3 : 40));
+  return options;
+}
+
+TEST(EngineExactnessTest, BatchedEqualsAlone) {
+  int64_t preemptions = 0;
+  int64_t cached = 0;
+  int64_t finished = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 rng(seed);
+    const EngineOptions options = RandomOptions(rng);
+    TestEngine engine(options);
+    std::vector<Open> open;
+    int to_submit = 12;
+    for (int step = 0; to_submit > 0 || !engine.core->Quiet(); ++step) {
+      ASSERT_LT(step, 100000) << "does not end";
+      while (to_submit > 0 && rng() % 3 == 0) {
+        Open item;
+        item.request = RandomRequest(rng, "r" + std::to_string(to_submit--), 101, 40, 24, 4);
+        if (rng() % 4 == 0) item.cancel_at = step + static_cast<int>(rng() % 30);
+        item.sink = engine.Submit(item.request);
+        open.push_back(std::move(item));
+      }
+      for (const Open& item : open) {
+        if (item.cancel_at == step) engine.core->Cancel(item.request.request_id);
+      }
+      const bool progress = engine.Step();
+      ASSERT_TRUE(progress || engine.core->Quiet()) << "stuck at step " << step;
+      ASSERT_LE(engine.model->max_rows(), options.max_batch_tokens);
+    }
+    for (const Open& item : open) {
+      ASSERT_TRUE(item.sink->done());
+      const Answer alone = RunAlone(item.request);
+      preemptions += item.sink->stats.num_preemptions;
+      cached += item.sink->stats.cached_tokens;
+      if (item.sink->status.ok()) {
+        ++finished;
+        ASSERT_EQ(item.sink->answer, alone) << item.request.request_id;
+      } else {
+        ASSERT_EQ(item.sink->status.code(), absl::StatusCode::kCancelled) << item.sink->status;
+        ASSERT_TRUE(IsPrefix(item.sink->answer, alone));
+      }
+    }
+    engine.ExpectAllFree();
+  }
+  // The runs above are worth something only if they did these things.
+  EXPECT_GT(preemptions, 100);
+  EXPECT_GT(cached, 100);
+  EXPECT_GT(finished, 500);
+}
+
+// Copies a lease's bytes as a transport would.
+void CopyBlocks(const kvcache::BlockLease& from, const kvcache::BlockLease& to) {
+  ASSERT_EQ(from.blocks().size(), to.blocks().size());
+  for (size_t i = 0; i < from.blocks().size(); ++i) {
+    std::memcpy(to.bytes(i).data(), from.bytes(i).data(), from.bytes(i).size());
+  }
+}
+
+TEST(EngineExactnessTest, HandOverEqualsOneEngine) {
+  int64_t handed_over = 0;
+  int64_t preemptions = 0;
+  for (uint64_t seed = 100; seed < 140; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 rng(seed);
+    TestEngine prefill(RandomOptions(rng));
+    TestEngine decode(RandomOptions(rng));
+    struct Item {
+      Request request;
+      std::shared_ptr<RecordingSink> prefill, decode;
+      std::optional<kvcache::BlockLease> room;
+    };
+    std::vector<Item> items(12);
+    for (size_t i = 0; i < items.size(); ++i) {
+      Item& item = items[i];
+      item.request = RandomRequest(rng, "r" + std::to_string(i), 101, 40, 24, 4);
+      item.prefill = prefill.Submit(item.request, Mode::kPrefill);
+      decode.core->Reserve(item.request.request_id, static_cast<int>(item.request.prompt_token_ids.size()),
+                           absl::InfiniteFuture(), [&item](absl::StatusOr<kvcache::BlockLease> lease) {
+                             ASSERT_TRUE(lease.ok()) << lease.status();
+                             item.room = *std::move(lease);
+                           });
+    }
+    size_t open = items.size();
+    for (int step = 0; open > 0; ++step) {
+      ASSERT_LT(step, 100000) << "does not end";
+      prefill.Step();
+      decode.Step();
+      open = 0;
+      for (Item& item : items) {
+        if (item.prefill->done() && item.room.has_value() && !item.decode) {
+          ASSERT_TRUE(item.prefill->status.ok()) << item.prefill->status;
+          item.decode = std::make_shared<RecordingSink>(1);
+          if (item.prefill->lease.empty()) {
+            // Every choice ended with token 0: no decode.
+            item.room.reset();
+            item.decode->OnDone(absl::OkStatus(), {});
+            continue;
+          }
+          ++handed_over;
+          CopyBlocks(item.prefill->lease, *item.room);
+          item.prefill->lease.Reset();
+          decode.core->SubmitDecode(item.request, *std::move(item.room), item.prefill->tokens, item.decode,
+                                    decode.clock.Now());
+          item.room.reset();
+        }
+        open += !item.decode || !item.decode->done();
+      }
+    }
+    for (Item& item : items) {
+      ASSERT_TRUE(item.decode->status.ok()) << item.decode->status;
+      preemptions += item.decode->stats.num_preemptions;
+      Answer both = item.prefill->answer;
+      for (const auto& [choice, ids] : item.decode->answer.token_ids) {
+        both.token_ids[choice].insert(both.token_ids[choice].end(), ids.begin(), ids.end());
+      }
+      for (const auto& [choice, logprobs] : item.decode->answer.logprobs) {
+        both.logprobs[choice].insert(both.logprobs[choice].end(), logprobs.begin(), logprobs.end());
+      }
+      for (const auto& [choice, reason] : item.decode->answer.finish) both.finish[choice] = reason;
+      ASSERT_EQ(both, RunAlone(item.request)) << item.request.request_id;
+    }
+    prefill.ExpectAllFree();
+    decode.ExpectAllFree();
+  }
+  EXPECT_GT(handed_over, 200);
+  EXPECT_GT(preemptions, 20);
+}
+
+// The oracle notices: one changed bit in a handed-over block changes the answer.
+TEST(EngineExactnessTest, CorruptedBlockShows) {
+  std::mt19937_64 rng(7);
+  Request request = RandomRequest(rng, "r", 101, 40, 24, 1);
+  request.sampling = SamplingParams{};
+  request.sampling.max_tokens = 24;
+  request.sampling.ignore_eos = true;
+  TestEngine prefill(Roomy());
+  TestEngine decode(Roomy());
+  auto first = prefill.Submit(request, Mode::kPrefill);
+  prefill.RunDry();
+  kvcache::BlockLease room;
+  decode.core->Reserve("r", static_cast<int>(request.prompt_token_ids.size()), absl::InfiniteFuture(),
+                       [&](absl::StatusOr<kvcache::BlockLease> lease) { room = *std::move(lease); });
+  decode.Step();
+  CopyBlocks(first->lease, room);
+  room.bytes(0)[3] ^= std::byte{1};
+  auto second = std::make_shared<RecordingSink>(1);
+  decode.core->SubmitDecode(request, std::move(room), first->tokens, second, decode.clock.Now());
+  decode.RunDry();
+  const Answer alone = RunAlone(request);
+  std::vector<int32_t> ids = first->answer.token_ids[0];
+  ids.insert(ids.end(), second->answer.token_ids[0].begin(), second->answer.token_ids[0].end());
+  EXPECT_NE(ids, alone.token_ids.at(0));
+}
+
+TEST(EngineExactnessTest, ChoiceDoesNotDependOnN) {
+  std::mt19937_64 rng(3);
+  for (int round = 0; round < 20; ++round) {
+    Request request = RandomRequest(rng, "r", 101, 30, 20, 1);
+    request.sampling.temperature = 1.0f;
+    request.sampling.n = 5;
+    const Answer five = RunAlone(request);
+    ASSERT_EQ(five.token_ids.size(), 5u);
+    request.sampling.n = 2;
+    const Answer two = RunAlone(request);
+    for (int choice = 0; choice < 2; ++choice) {
+      EXPECT_EQ(two.token_ids.at(choice), five.token_ids.at(choice));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace baton::engine
