@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -16,6 +17,7 @@ struct Invocation {
   std::function<int()> run;  // returns the exit code
   std::string argv0;         // to find the other programs next to this one
   bool json = false;
+  std::vector<std::string> setting_args;  // flags of common/config.h, for the commands that take settings
 };
 
 // Each adds one subcommand. `invocation` outlives `app`.

@@ -1,0 +1,89 @@
+#include "cli/remote_generator.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/channel.h"
+#include "common/status.h"
+
+namespace baton::cli {
+namespace {
+
+constexpr char kNoRouter[] = "NO_ROUTER";
+
+}  // namespace
+
+absl::Status ExplainCall(const grpc::Status& status, const std::string& address, grpc_connectivity_state state) {
+  if (status.ok()) return absl::OkStatus();
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && state != GRPC_CHANNEL_READY) {
+    return WithReason(absl::UnavailableError(absl::StrCat("No router answers at ", address, ": ",
+                                                          absl::string_view(status.error_message()).substr(0, 200))),
+                      kNoRouter);
+  }
+  return FromGrpcStatus(status);
+}
+
+bool IsNoRouter(const absl::Status& status) { return ReasonOf(status) == kNoRouter; }
+
+std::string NextAfter(const absl::Status& status, const std::string& command) {
+  if (IsNoRouter(status)) return "baton up --model FILE.gguf  (or --router HOST:PORT of a cluster that runs)";
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+      return absl::StrCat("baton ", command, " --help");
+    case absl::StatusCode::kResourceExhausted:
+      return "try again in a moment; `baton status` shows how full the workers are";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "give it more time (--timeout), or fewer tokens (--max-tokens)";
+    default:
+      return "baton status";
+  }
+}
+
+int ExitCodeOf(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? 2 : 1;
+}
+
+RemoteGenerator::RemoteGenerator(const std::string& address, absl::Duration timeout)
+    : address_(address), timeout_(timeout), channel_(rpc::CreateChannel(address)),
+      stub_(v1::Inference::NewStub(channel_)) {}
+
+absl::Status RemoteGenerator::Generate(const v1::GenerateRequest& request,
+                                       const std::function<void(const v1::GenerateResponse&)>& on_event) {
+  grpc::ClientContext context;
+  if (timeout_ != absl::InfiniteDuration()) rpc::SetDeadline(&context, absl::Now() + timeout_);
+  {
+    MutexLock lock(&mu_);
+    running_ = &context;
+  }
+  bool any = false;
+  v1::GenerateResponse event;
+  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader = stub_->Generate(&context, request);
+  while (reader->Read(&event)) {
+    any = true;
+    on_event(event);
+  }
+  const grpc::Status status = reader->Finish();
+  {
+    MutexLock lock(&mu_);
+    running_ = nullptr;
+  }
+  if (any && status.error_code() == grpc::StatusCode::UNAVAILABLE && channel_->GetState(false) != GRPC_CHANNEL_READY) {
+    return absl::UnavailableError(absl::StrCat("The router at ", address_, " went away in the middle of the answer."));
+  }
+  return ExplainCall(status, address_, channel_->GetState(false));
+}
+
+bool RemoteGenerator::Cancel() {
+  MutexLock lock(&mu_);
+  if (running_ == nullptr) return false;
+  running_->TryCancel();
+  return true;
+}
+
+absl::Status RemoteGenerator::ListModels(v1::ListModelsResponse* models) {
+  grpc::ClientContext context;
+  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
+  const grpc::Status status = stub_->ListModels(&context, v1::ListModelsRequest(), models);
+  return ExplainCall(status, address_, channel_->GetState(false));
+}
+
+}  // namespace baton::cli
