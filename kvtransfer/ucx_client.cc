@@ -187,8 +187,12 @@ void UcxClientImpl::Connect(Job* job) {
     return;
   }
   job->conn = (*conn)->id;
+  // UCX may fail a message that was queued while it connected and yet keep the connection.
   Send((*conn)->ep, static_cast<unsigned>(UcxMessage::kFetch), EncodeFetch(), job->ticket.SerializeAsString(), nullptr,
-       0, UCP_AM_SEND_FLAG_EAGER, [](ucs_status_t) {});  // a failure is also reported to OnConnError
+       0, UCP_AM_SEND_FLAG_EAGER, [this, id = (*conn)->id](ucs_status_t status) {
+         Conn* c = FindConn(id);
+         if (status != UCS_OK && c != nullptr && !c->closing) LoseConn(c, UcxError("sending the fetch", status));
+       });
 }
 
 absl::StatusOr<UcxClientImpl::Conn*> UcxClientImpl::OpenConn(const v1::Endpoint& endpoint) {

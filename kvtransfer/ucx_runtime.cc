@@ -5,9 +5,11 @@
 #include <net/if.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <ucs/debug/log_def.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -37,6 +39,16 @@ std::string LoopbackDevice() {
   }
   freeifaddrs(list);
   return name;
+}
+
+// UCX logs to standard output, which is for data.
+ucs_log_func_rc_t LogToStderr(const char* file, unsigned line, const char* function, ucs_log_level_t level,
+                              const ucs_log_component_config_t* component, const char* format, va_list args) {
+  if (level > UCS_LOG_LEVEL_WARN) return UCS_LOG_FUNC_RC_CONTINUE;  // asked for by UCX_LOG_LEVEL: as UCX likes it
+  char text[1024];
+  vsnprintf(text, sizeof(text), format, args);
+  fprintf(stderr, "ucx %s: %s\n", level <= UCS_LOG_LEVEL_ERROR ? "error" : "warning", text);
+  return UCS_LOG_FUNC_RC_STOP;
 }
 
 }  // namespace
@@ -77,6 +89,8 @@ UcxLoop::~UcxLoop() {
 }
 
 absl::Status UcxLoop::Init(bool network_trusted) {
+  static const bool logging = (ucs_log_push_handler(&LogToStderr), true);
+  (void)logging;
   ucp_config_t* config = nullptr;
   ucs_status_t s = ucp_config_read(nullptr, nullptr, &config);
   if (s != UCS_OK) return UcxError("UCX configuration", s);
@@ -88,7 +102,7 @@ absl::Status UcxLoop::Init(bool network_trusted) {
   const std::pair<const char*, const char*> settings[] = {
       {"TLS", "sysv,posix,cma,tcp"}, {"NET_DEVICES", devices.c_str()}, {"SOCKADDR_TLS_PRIORITY", "tcp"},
       {"KEEPALIVE_INTERVAL", "5s"},  {"RNDV_SCHEME", "get_zcopy"},     {"PUT_ENABLE", "n"},
-      {"ERROR_HANDLING", "y"},       {"MEMORY_INVALIDATE", "y"},
+      {"MM_ERROR_HANDLING", "y"},    {"MEMORY_INVALIDATE", "y"},
   };
   for (const auto& [name, value] : settings) {
     s = ucp_config_modify(config, name, value);

@@ -1,0 +1,258 @@
+// The UCX transport between two real processes.
+#include "kvtransfer/ucx_transport.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "tests/kvtransfer/peer_process.h"
+#include "tests/kvtransfer/testing.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using testing::Eventually;
+using testing::ExpectAllFree;
+using testing::MakePool;
+using testing::Outcome;
+using testing::PeerProcess;
+using testing::SmolLayout;
+using testing::Soon;
+
+class UcxTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    signal(SIGPIPE, SIG_IGN);
+    peer_ = std::make_unique<PeerProcess>("p0", key_, 64);
+    StartClient({});
+  }
+  void TearDown() override {
+    if (client_ != nullptr) {
+      client_->Shutdown();
+      EXPECT_EQ(client_->counters().quarantines_open, 0u);
+    }
+    ExpectAllFree(*pool_);
+  }
+  void StartClient(UcxOptions options) {
+    auto client = UcxClient::Start({.key = *ClusterKey::FromBytes(key_), .layout = SmolLayout(),
+                                    .fingerprint = testing::Fingerprint()}, options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+  }
+  absl::StatusOr<FetchStats> FetchAndWait(const v1::Ticket& ticket, Outcome* outcome, absl::Time deadline = Soon()) {
+    client_->Fetch(ticket, *pool_->AllocateLease(ticket.blocks_size()), deadline, outcome->Callback());
+    return outcome->Wait();
+  }
+
+  const std::string key_ = std::string(32, 'k');
+  std::shared_ptr<kvcache::BlockPool> pool_ = MakePool(SmolLayout(), 512);
+  std::unique_ptr<PeerProcess> peer_;
+  std::unique_ptr<UcxClient> client_;
+};
+
+TEST_F(UcxTest, TenMegabytesArriveByteEqual) {
+  const v1::Ticket ticket = peer_->Export("r1", 1, 28, 7);
+  Outcome outcome;
+  auto stats = FetchAndWait(ticket, &outcome);
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_EQ(stats->blocks, 28u);
+  EXPECT_EQ(stats->bytes, 28u * 368640);
+  EXPECT_EQ(stats->transport, "ucx");
+  EXPECT_FALSE(stats->detail.empty());
+  EXPECT_TRUE(testing::HoldsFill(outcome.destination(), 28, 7));
+  EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+  outcome.destination().Reset();
+  // How fast it is; printed, not asserted.
+  std::vector<std::byte> copy(28u * 368640);
+  const auto t = std::chrono::steady_clock::now();
+  for (int i = 0; i < 28; ++i) {
+    std::memcpy(copy.data() + i * 368640, pool_->view().block(i), 368640);
+  }
+  const double copy_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
+  for (int i = 0; i < 3; ++i) {
+    Outcome again;
+    auto s = FetchAndWait(peer_->Export(absl::StrCat("again", i), 1, 28, 8), &again);
+    ASSERT_TRUE(s.ok()) << s.status();
+    std::printf("  %s: %.2f GB/s (with checksums); first %.2f GB/s; memcpy %.2f GB/s\n", s->detail.c_str(),
+                s->gigabytes_per_second(), stats->gigabytes_per_second(), static_cast<double>(copy.size()) / copy_s / 1e9);
+  }
+}
+
+TEST_F(UcxTest, SecondFetchOfATicketIsAborted) {
+  const v1::Ticket ticket = peer_->Export("r1", 1, 2, 7);
+  Outcome first;
+  ASSERT_TRUE(FetchAndWait(ticket, &first).ok());
+  Outcome second;
+  EXPECT_EQ(FetchAndWait(ticket, &second).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(second.destination().blocks().size(), 2u) << "the destination must come back";
+}
+
+TEST_F(UcxTest, PeerKilledMidFetchIsUnavailableAndEverythingIsFreed) {
+  const v1::Ticket ticket = peer_->Export("r1", 1, 28, 7);
+  EXPECT_EQ(peer_->Ask("kill_at 13"), "ok");
+  Outcome outcome;
+  EXPECT_EQ(FetchAndWait(ticket, &outcome).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(peer_->Wait(), -SIGKILL);
+  EXPECT_EQ(outcome.calls(), 1);
+}
+
+TEST_F(UcxTest, StalledPeerEndsAtTheDeadlineAndLateBlocksDoNoHarm) {
+  const v1::Ticket ticket = peer_->Export("r1", 1, 28, 7);
+  EXPECT_EQ(peer_->Ask("stop_at 13"), "ok");
+  Outcome outcome;
+  EXPECT_EQ(FetchAndWait(ticket, &outcome, absl::Now() + absl::Milliseconds(500)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  outcome.destination().Reset();
+  peer_->Signal(SIGCONT);
+  // The peer goes on, is told to stop, and frees; the same connection or a new one serves the next fetch.
+  EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+  Outcome next;
+  auto stats = FetchAndWait(peer_->Export("r2", 1, 4, 9), &next);
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_TRUE(testing::HoldsFill(next.destination(), 4, 9));
+}
+
+TEST_F(UcxTest, CorruptedBlockIsDataLoss) {
+  const v1::Ticket ticket = peer_->Export("r1", 1, 8, 7);
+  EXPECT_EQ(peer_->Ask("corrupt 5"), "ok");
+  Outcome outcome;
+  auto stats = FetchAndWait(ticket, &outcome);
+  EXPECT_EQ(stats.status().code(), absl::StatusCode::kDataLoss) << stats.status();
+  EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+}
+
+TEST_F(UcxTest, ExpiredTicketIsAbortedAndItsBlocksAreFree) {
+  const v1::Ticket ticket = peer_->Export("r1", 1, 2, 7, /*lease_ms=*/1);
+  EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+  Outcome outcome;
+  EXPECT_EQ(FetchAndWait(ticket, &outcome).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(peer_->GetCounters().expired, 1);
+}
+
+TEST_F(UcxTest, RestartUnderTheSameNameIsAnotherPeer) {
+  const v1::Ticket old_ticket = peer_->Export("r1", 1, 2, 7);
+  Outcome first;
+  ASSERT_TRUE(FetchAndWait(old_ticket, &first).ok());
+  const v1::Ticket lost = peer_->Export("r2", 1, 2, 7);
+  peer_->Signal(SIGKILL);
+  peer_->Wait();
+  peer_ = std::make_unique<PeerProcess>("p0", key_, 64);
+  Outcome gone;
+  EXPECT_EQ(FetchAndWait(lost, &gone).status().code(), absl::StatusCode::kUnavailable);
+  Outcome fresh;
+  auto stats = FetchAndWait(peer_->Export("r2", 2, 2, 8), &fresh);
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_TRUE(testing::HoldsFill(fresh.destination(), 2, 8));
+  // A ticket of the old incarnation that is shown to the new process, as when it got the old one's port.
+  v1::Ticket stale = lost;
+  stale.mutable_endpoint()->set_address(peer_->Export("r3", 1, 1, 1).endpoint().address());
+  SignTicket(*ClusterKey::FromBytes(key_), &stale);
+  Outcome refused;
+  EXPECT_EQ(FetchAndWait(stale, &refused).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(UcxTest, HundredSequentialFetchesLeaveBothLedgersClean) {
+  for (int i = 0; i < 100; ++i) {
+    Outcome outcome;
+    auto stats = FetchAndWait(peer_->Export(absl::StrCat("r", i), 1, 1 + i % 4, i), &outcome);
+    ASSERT_TRUE(stats.ok()) << i << ": " << stats.status();
+    ASSERT_TRUE(testing::HoldsFill(outcome.destination(), 1 + i % 4, i));
+  }
+  EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+  EXPECT_EQ(client_->counters().connects, 1u);
+}
+
+TEST_F(UcxTest, SixteenConcurrentFetchesLeaveBothLedgersClean) {
+  for (int round = 0; round < 4; ++round) {
+    std::vector<v1::Ticket> tickets;
+    for (int i = 0; i < 16; ++i) tickets.push_back(peer_->Export(absl::StrCat("r", round, "-", i), 1, 4, i));
+    std::vector<Outcome> outcomes(16);
+    for (int i = 0; i < 16; ++i) {
+      client_->Fetch(tickets[i], *pool_->AllocateLease(4), Soon(), outcomes[i].Callback());
+    }
+    for (int i = 0; i < 16; ++i) {
+      auto stats = outcomes[i].Wait();
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      EXPECT_TRUE(testing::HoldsFill(outcomes[i].destination(), 4, i));
+    }
+    EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+  }
+}
+
+TEST_F(UcxTest, CancelEndsAFetchOnceAndFreesBothSides) {
+  for (int i = 0; i < 20; ++i) {
+    Outcome outcome;
+    const FetchId id = client_->Fetch(peer_->Export(absl::StrCat("r", i), 1, 28, i), *pool_->AllocateLease(28), Soon(),
+                                      outcome.Callback());
+    absl::SleepFor(absl::Microseconds(100 * i));
+    client_->Cancel(id);
+    client_->Cancel(id);
+    const absl::Status s = outcome.Wait().status();
+    EXPECT_TRUE(s.ok() || absl::IsCancelled(s)) << s;
+    EXPECT_TRUE(Eventually([&] { return peer_->GetState().outstanding <= 1; }));
+    if (absl::IsCancelled(s)) peer_->Ask("release");  // as the router does, for a fetch that never reached the peer
+    EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+    EXPECT_EQ(outcome.calls(), 1);
+  }
+}
+
+TEST_F(UcxTest, ShutdownWithFetchesUnderWayEndsThem) {
+  std::vector<Outcome> outcomes(3);
+  for (int i = 0; i < 3; ++i) {
+    client_->Fetch(peer_->Export(absl::StrCat("r", i), 1, 16, i), *pool_->AllocateLease(16), Soon(),
+                   outcomes[i].Callback());
+  }
+  client_->Shutdown();
+  for (Outcome& o : outcomes) EXPECT_EQ(o.calls(), 1);
+  Outcome after;
+  EXPECT_TRUE(absl::IsCancelled(FetchAndWait(peer_->Export("late", 1, 1, 1), &after).status()));
+  EXPECT_EQ(client_->counters().quarantines_open, 0u);
+}
+
+TEST_F(UcxTest, NothingListensIsUnavailableAfterRetriesAndNotRemembered) {
+  v1::Ticket ticket = peer_->Export("r1", 1, 1, 1);
+  const std::string address = ticket.endpoint().address();
+  ticket.mutable_endpoint()->set_address("127.0.0.1:1");
+  SignTicket(*ClusterKey::FromBytes(key_), &ticket);
+  Outcome failed;
+  EXPECT_EQ(FetchAndWait(ticket, &failed).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client_->counters().connects, 4u);
+  Outcome works;
+  EXPECT_TRUE(FetchAndWait(peer_->Export("r2", 1, 1, 2), &works).ok());
+}
+
+TEST_F(UcxTest, LayoutFingerprintReachAndRoomAreCheckedBeforeAnythingIsSent) {
+  const ClusterKey key = *ClusterKey::FromBytes(key_);
+  const v1::Ticket ticket = peer_->Export("r1", 1, 2, 7);
+  v1::Ticket t = ticket;
+  t.mutable_layout()->set_head_dim(128);
+  SignTicket(key, &t);
+  Outcome layout;
+  const absl::Status s = FetchAndWait(t, &layout).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(s)) << s;
+  EXPECT_NE(s.message().find("kv head_dim: prefill 128, decode 64"), absl::string_view::npos) << s;
+  t = ticket;
+  t.mutable_fingerprint()->set_weights("other");
+  SignTicket(key, &t);
+  Outcome model;
+  EXPECT_TRUE(absl::IsFailedPrecondition(FetchAndWait(t, &model).status()));
+  t = ticket;
+  t.mutable_endpoint()->set_address("192.0.2.1:4711");
+  SignTicket(key, &t);
+  Outcome reach;
+  EXPECT_TRUE(absl::IsFailedPrecondition(FetchAndWait(t, &reach).status()));
+  t = ticket;
+  t.mutable_blocks(0)->set_generation(99);
+  Outcome forged;
+  EXPECT_TRUE(absl::IsPermissionDenied(FetchAndWait(t, &forged).status()));
+  Outcome room;
+  client_->Fetch(ticket, *pool_->AllocateLease(1), Soon(), room.Callback());
+  EXPECT_TRUE(absl::IsInvalidArgument(room.Wait().status()));
+  EXPECT_EQ(client_->counters().connects, 0u);
+  Outcome good;
+  EXPECT_TRUE(FetchAndWait(ticket, &good).ok()) << "none of the refusals may have used the ticket up";
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
