@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <functional>
 
+#include "common/ids.h"
+
 namespace baton::fakes {
 namespace {
 
@@ -77,22 +79,29 @@ struct ScriptedWorker::State {
     ++open;
     return script;
   }
-  // Keeps `go_on` until Resume, unless the call ends first. Returns the id for Drop.
-  void PauseUntilResumed(int id, std::function<void()> go_on) {
-    MutexLock lock(&mu);
-    paused[id] = std::move(go_on);
+  // Keeps `go_on` until Resume, unless the call ends first.
+  void PauseUntilResumed(int id, std::function<void()> go_on, const std::function<bool()>& ended) {
+    {
+      MutexLock lock(&mu);
+      paused[id] = std::move(go_on);
+    }
+    if (ended()) Drop(id);  // it was cancelled meanwhile
   }
-  int NewId() {
-    MutexLock lock(&mu);
-    return next_id++;
-  }
-  void End(int id) {
+  void Drop(int id) {
     std::function<void()> dropped;
     MutexLock lock(&mu);
     if (auto it = paused.find(id); it != paused.end()) {
       dropped = std::move(it->second);
       paused.erase(it);
     }
+  }
+  int NewId() {
+    MutexLock lock(&mu);
+    return next_id++;
+  }
+  void End(int id) {
+    Drop(id);
+    MutexLock lock(&mu);
     --open;
   }
 };
@@ -108,6 +117,10 @@ struct ScriptedCall : std::enable_shared_from_this<ScriptedCall<Event>> {
   Mutex mu;
   bool ended ABSL_GUARDED_BY(mu) = false;
 
+  bool Ended() {
+    MutexLock lock(&mu);
+    return ended;
+  }
   void Finish(absl::Status status) {
     {
       MutexLock lock(&mu);
@@ -157,7 +170,8 @@ class ScriptedWorker::PrefillService final : public v1::PrefillWorker::CallbackS
       if (!script.after_pause.ok()) {
         call->Finish(script.after_pause);
       } else {
-        state_->PauseUntilResumed(call->id, [=, this] { Run(call, script, request, at + 1); });
+        state_->PauseUntilResumed(
+            call->id, [=, this] { Run(call, script, request, at + 1); }, [&] { return call->Ended(); });
       }
       return true;
     };
@@ -245,7 +259,8 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
 
   void PauseCall(const Call& call, const Script& script, const v1::DecodeRequest& request, int next) {
     if (!script.after_pause.ok()) return call->Finish(script.after_pause);
-    state_->PauseUntilResumed(call->id, [=, this] { Run(call, script, request, next); });
+    state_->PauseUntilResumed(
+        call->id, [=, this] { Run(call, script, request, next); }, [&] { return call->Ended(); });
   }
 
   // Tokens [begin, begin + count) of each choice that runs, interleaved as a batch would.
@@ -270,7 +285,7 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
 };
 
 ScriptedWorker::ScriptedWorker(std::string name, std::string role, TicketBook* book, Script script)
-    : name_(std::move(name)), role_(std::move(role)), state_(std::make_shared<State>(book)) {
+    : name_(std::move(name)), incarnation_(NewIncarnation()), role_(std::move(role)), state_(std::make_shared<State>(book)) {
   set_script(std::move(script));
   prefill_ = std::make_unique<PrefillService>(state_);
   decode_ = std::make_unique<DecodeService>(state_);
@@ -287,7 +302,7 @@ ScriptedWorker::~ScriptedWorker() { Kill(); }
 v1::WorkerInfo ScriptedWorker::info() const {
   v1::WorkerInfo info;
   info.set_name(name_);
-  info.set_incarnation(name_ + "-1");
+  info.set_incarnation(incarnation_);
   info.set_role(role_);
   info.set_address(address_);
   info.set_max_context(512);

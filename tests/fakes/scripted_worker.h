@@ -79,6 +79,7 @@ class ScriptedWorker {
   struct State;
 
   const std::string name_;
+  const std::string incarnation_;
   const std::string role_;
   std::shared_ptr<State> state_;
   std::unique_ptr<PrefillService> prefill_;
