@@ -1,8 +1,10 @@
 #include "common/process_events.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -18,13 +20,28 @@ Mutex* OutputMutex() {
   return mu;
 }
 
+int g_event_fd = STDOUT_FILENO;
+
+// One write for a line where the pipe allows, so that lines of several processes on one terminal do not mix.
 void WriteLine(const Json& event) {
   const std::string line = event.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-  fwrite(line.data(), 1, line.size(), stdout);
-  fflush(stdout);
+  for (size_t done = 0; done < line.size();) {
+    const ssize_t n = write(g_event_fd, line.data() + done, line.size() - done);
+    if (n < 0 && errno != EINTR) return;
+    if (n > 0) done += n;
+  }
 }
 
 }  // namespace
+
+void ReserveStdout() {
+  MutexLock lock(OutputMutex());
+  fflush(stdout);
+  const int fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+  if (fd < 0) return;  // stdout is closed
+  g_event_fd = fd;
+  dup2(STDERR_FILENO, STDOUT_FILENO);
+}
 
 void EmitLoading(absl::string_view phase, double progress) {
   static std::string* last_phase = new std::string();

@@ -8,7 +8,7 @@
 //   {"event":"draining"}  {"event":"stopped"}
 //   {"event":"failed","reason":"..."}       before a non-zero exit
 //
-// Thread contract: thread-safe. A closed stdout is ignored.
+// Thread contract: thread-safe, but ReserveStdout comes first. A closed stdout is ignored.
 #ifndef BATON_COMMON_PROCESS_EVENTS_H_
 #define BATON_COMMON_PROCESS_EVENTS_H_
 
@@ -17,6 +17,10 @@
 #include "absl/strings/string_view.h"
 
 namespace baton {
+
+// Keeps stdout for events alone: from now on what anything else prints to stdout (UCX's warnings, for one) goes to stderr.
+// Call once, at the top of main.
+void ReserveStdout();
 
 // Repeats are thinned to one line per percent and phase. `progress` in [0, 1].
 void EmitLoading(absl::string_view phase, double progress);

@@ -181,6 +181,7 @@ int WorkerMain(absl::string_view role, int argc, char** argv,
       return 0;
     }
   }
+  ReserveStdout();
   const auto fail = [&](const absl::Status& status, int exit_code) {
     fprintf(stderr, "%s_worker: %s\n", std::string(role).c_str(), std::string(status.message()).c_str());
     EmitEvent("failed", "reason", status.message());
