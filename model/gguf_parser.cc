@@ -68,11 +68,11 @@ absl::Status GgufParser::Invalid(uint64_t offset, absl::string_view what) const 
 
 absl::Status GgufParser::Take(uint64_t size, absl::string_view what, absl::string_view* bytes) {
   if (size > file_bytes_ - offset_) {
-    return Invalid(offset_, absl::StrCat(what, " needs ", size, " bytes, the file has ", file_bytes_ - offset_, " left"));
+    return Invalid(offset_, absl::StrCat(absl::CEscape(what), " needs ", size, " bytes, the file has ", file_bytes_ - offset_, " left"));
   }
   if (size > header_.size() - offset_) {
     bytes_wanted_ = offset_ + size;
-    return Invalid(offset_, absl::StrCat(what, " reaches past the ", header_.size(), " header bytes read"));
+    return Invalid(offset_, absl::StrCat(absl::CEscape(what), " reaches past the ", header_.size(), " header bytes read"));
   }
   *bytes = header_.substr(offset_, size);
   offset_ += size;
@@ -90,9 +90,9 @@ absl::Status GgufParser::TakeNumber(absl::string_view what, T* value) {
 absl::Status GgufParser::TakeString(absl::string_view what, uint64_t max_bytes, absl::string_view* value) {
   const uint64_t start = offset_;
   uint64_t size = 0;
-  if (absl::Status s = TakeNumber(absl::StrCat("the length of ", what), &size); !s.ok()) return s;
+  if (absl::Status s = TakeNumber(what, &size); !s.ok()) return s;
   if (size > max_bytes) {
-    return Invalid(start, absl::StrCat(what, " has ", size, " bytes, at most ", max_bytes, " are allowed"));
+    return Invalid(start, absl::StrCat(absl::CEscape(what), " has ", size, " bytes, at most ", max_bytes, " are allowed"));
   }
   return Take(size, what, value);
 }
@@ -158,7 +158,7 @@ absl::Status GgufParser::ParseValue(absl::string_view key, GgufValue* value) {
   value->type = static_cast<GgufType>(type);
   if (value->type == GgufType::kString) {
     absl::string_view text;
-    if (absl::Status s = TakeString(absl::StrCat("string ", key), GgufFile::kMaxHeaderBytes, &text); !s.ok()) return s;
+    if (absl::Status s = TakeString(key, GgufFile::kMaxHeaderBytes, &text); !s.ok()) return s;
     value->value = text;
     return absl::OkStatus();
   }
@@ -238,10 +238,7 @@ absl::Status GgufParser::ParseArray(absl::string_view key, GgufArray* array) {
     }
     for (uint64_t i = 0; i < array->size; ++i) {
       absl::string_view text;
-      if (absl::Status s = TakeString(absl::StrCat("string ", i, " of ", key), GgufFile::kMaxHeaderBytes, &text);
-          !s.ok()) {
-        return s;
-      }
+      if (absl::Status s = TakeString(key, GgufFile::kMaxHeaderBytes, &text); !s.ok()) return s;
       array->strings.push_back(text);
     }
     return absl::OkStatus();
@@ -254,7 +251,7 @@ absl::Status GgufParser::ParseArray(absl::string_view key, GgufArray* array) {
   if (!CheckedProduct(array->size, element_bytes, &num_bytes)) {
     return Invalid(start + 4, absl::StrCat("array \"", absl::CEscape(key), "\" has ", array->size, " elements"));
   }
-  return Take(num_bytes, absl::StrCat("array ", key), &array->bytes);
+  return Take(num_bytes, key, &array->bytes);
 }
 
 absl::Status GgufParser::ReadAlignment(GgufFile* file) {

@@ -17,13 +17,13 @@ TEST(ExactnessModelTest, BatchChunkAndPhaseDoNotMatter) {
   ASSERT_TRUE(file.ok()) << file.status() << "\nRun scripts/setup first.";
   const auto model = LoadTestModel(*file, {.numerics = NumericsClass::kInt});
   ASSERT_TRUE(model.ok()) << model.status();
-  ExpectExact(model->transformer.get(), DType::kF16, 60, {1, 7, 32});
+  ExpectExact(model->transformer.get(), DType::kF16, 40, {1, 7});
 }
 
 TEST(ExactnessModelTest, ThreadsAndInstructionSetDoNotMatter) {
   const auto file = GgufFile::Open(ModelPath(kModel));
   ASSERT_TRUE(file.ok()) << file.status() << "\nRun scripts/setup first.";
-  const std::vector<int32_t> ids = RandomIds(20, 49152, 9);
+  const std::vector<int32_t> ids = RandomIds(6, 49152, 9);
   Logits want;
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
     for (int threads : {1, 2}) {
