@@ -1,0 +1,128 @@
+// The receiving half over UCX. ucx_client.cc has the life of a fetch, ucx_client_conn.cc connections and messages.
+#ifndef BATON_KVTRANSFER_UCX_CLIENT_IMPL_H_
+#define BATON_KVTRANSFER_UCX_CLIENT_IMPL_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "kvtransfer/receiver.h"
+#include "kvtransfer/ucx_runtime.h"
+#include "kvtransfer/ucx_transport.h"
+#include "kvtransfer/ucx_wire.h"
+
+namespace baton::kvtransfer {
+
+class UcxClientImpl final : public UcxClient, private UcxLoop {
+ public:
+  UcxClientImpl(ReceiverOptions receiver, UcxOptions options)
+      : receiver_(std::move(receiver)), options_(std::move(options)) {}
+  ~UcxClientImpl() override { Shutdown(); }
+
+  absl::Status Start() { return StartLoop(options_.network_trusted); }
+  absl::string_view name() const override { return kTransportName; }
+  FetchId Fetch(v1::Ticket ticket, kvcache::BlockLease destination, absl::Time deadline, FetchCallback done) override;
+  void Cancel(FetchId id) override;
+  void Shutdown() override { StopLoop(); }
+  UcxClientCounters counters() const override {
+    MutexLock lock(&counters_mu_);
+    return counters_;
+  }
+
+ private:
+  static constexpr char kTransportName[] = "ucx";
+  using ConnId = uint64_t;
+  // A peer is (name, incarnation); a restarted one is another peer even at the same address.
+  using Peer = std::pair<std::string, std::string>;
+  struct Conn {
+    UcxClientImpl* client;
+    ConnId id;
+    Peer peer;
+    ucp_ep_h ep = nullptr;
+    bool established = false;  // the peer has answered something
+    bool closing = false;
+    std::string detail;
+  };
+  enum class Block : uint8_t { kMissing, kArriving, kVerified };
+  struct Job {
+    FetchId id = 0;
+    v1::Ticket ticket;
+    kvcache::BlockLease destination;
+    absl::Time deadline;
+    absl::Time started;
+    FetchCallback done;
+    ConnId conn = 0;  // 0: waiting to connect (again)
+    int attempts = 0;
+    absl::Time retry_at = absl::InfiniteFuture();
+    std::vector<Block> blocks;
+    size_t num_verified = 0;
+    int arriving = 0;         // receives that UCX may still write for
+    bool server_done = false; // it confirmed the generations after the last block
+    // Set once the callback ran while bytes could still arrive.
+    bool over = false;
+    std::shared_ptr<kvcache::BlockPool> pool;
+    uint64_t quarantine = 0;
+    absl::Time cut_at;
+  };
+  using Jobs = std::map<FetchId, Job>;
+  struct ReceiveOp {
+    UcxClientImpl* client;
+    FetchId job;
+    size_t block_idx;
+  };
+
+  absl::Status OnStart() override;
+  absl::Time OnTick(absl::Time now) override;
+  void OnStop() override;
+  bool Quiesced() override { return conns_.empty() && jobs_.empty(); }
+  void OnStopped() override;
+
+  static void OnConnError(void* arg, ucp_ep_h ep, ucs_status_t status);
+  static ucs_status_t OnBlockMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                     const ucp_am_recv_param_t* param);
+  static ucs_status_t OnStatusMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                      const ucp_am_recv_param_t* param);
+  static void OnReceived(void* request, ucs_status_t status, size_t size, void* user_data);
+
+  void Begin(Job job);
+  absl::StatusOr<UcxAddress> Reachable(const v1::Endpoint& endpoint) const;
+  void Connect(Job* job);
+  absl::StatusOr<Conn*> OpenConn(const v1::Endpoint& endpoint);
+  void FenceOlderIncarnations(const Peer& peer);
+  Conn* FindConn(ConnId id);
+  Job* FindJob(TransferId id, const ucp_am_recv_param_t* param, Conn** conn);
+  ucs_status_t TakeBlock(Job* job, const BlockHeader& block, void* data, size_t size, bool rendezvous);
+  void BlockArrived(FetchId id, size_t block_idx, ucs_status_t status);
+  void StatusArrived(FetchId id, const StatusHeader& header, const std::string& text);
+  void MaybeSucceed(FetchId id);
+  void Fail(FetchId id, const absl::Status& why);
+  void EndQuarantine(Jobs::iterator it);
+  void LoseConn(Conn* conn, const absl::Status& why);
+  void CloseConn(Conn* conn);
+  void Count(uint64_t UcxClientCounters::*field, int64_t by = 1) {
+    MutexLock lock(&counters_mu_);
+    counters_.*field += static_cast<uint64_t>(by);
+  }
+
+  const ReceiverOptions receiver_;
+  const UcxOptions options_;
+  std::atomic<FetchId> last_id_{0};
+  ConnId last_conn_ = 0;
+  std::map<ConnId, std::unique_ptr<Conn>> conns_;
+  std::map<Peer, ConnId> by_peer_;      // open ones
+  std::map<ucp_ep_h, ConnId> by_ep_;    // open ones
+  Jobs jobs_;
+  std::map<TransferId, FetchId> by_transfer_;  // jobs that are not over
+  std::set<ReceiveOp*> receives_;
+  mutable Mutex counters_mu_;
+  UcxClientCounters counters_ ABSL_GUARDED_BY(counters_mu_);
+};
+
+}  // namespace baton::kvtransfer
+
+#endif  // BATON_KVTRANSFER_UCX_CLIENT_IMPL_H_
