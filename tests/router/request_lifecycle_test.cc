@@ -27,7 +27,7 @@ class FakeChoice : public ChoiceText {
     return {text, std::nullopt};
   }
   TextPiece PushStop(int32_t) override { return {}; }
-  std::string Flush() override { return "held"; }
+  TextPiece Flush() override { return {"held", std::nullopt}; }
 
  private:
   std::set<std::string> stops_;
@@ -363,7 +363,7 @@ TEST_F(LifecycleTest, NoRetryAfterTheDeadline) {
   Do(Placed());
   clock_.Advance(absl::Seconds(10));
   EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0")),
-              ElementsAre("cancel prefill", "cancel decode", "finish 14"));
+              ElementsAre("cancel prefill", "cancel decode", "finish 4"));
 }
 
 TEST_F(LifecycleTest, AFullWorkerIsNotAskedAgainAndItsWordsReachTheClient) {
