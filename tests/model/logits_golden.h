@@ -65,7 +65,7 @@ inline double MaxLogprobError(Transformer* model, const GoldenCase& golden, int 
         const double norm = LogSumExp(logits);
         for (const auto& [id, logprob] : golden.positions.at(p)) {
           const double error = std::fabs(logits[static_cast<size_t>(id)] - norm - logprob);
-          worst = error <= worst ? worst : error;  // NaN wins
+          if (!(error <= worst)) worst = std::isnan(error) ? INFINITY : error;
         }
       });
   return seen == golden.positions.size() ? worst : INFINITY;

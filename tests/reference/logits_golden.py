@@ -8,6 +8,9 @@ reordered query and key rows of the Llama family, and the 1 that is folded into 
     logits_golden.py MODEL.gguf OUT.json --prompts text     # 20 prompts and the perplexity text, by the model's tokenizer
     logits_golden.py MODEL.gguf OUT.json --prompts random   # random ids, for models without a useful tokenizer
 
+The tiny models of tests/model/tiny_reference_models.h are written by //tests/fakes:write_tiny_gguf DIR, and named
+logits_NAME.json.
+
 Needs: torch transformers gguf (CPU is enough). Golden format: see tests/model/logits_golden.h.
 """
 import argparse
