@@ -36,12 +36,12 @@ class PosixFile : public RandomAccessFile {
     constexpr size_t kMaxRead = size_t{1} << 30;  // Linux reads at most 2 GiB a call
     size_t done = 0;
     while (done < dst.size()) {
-      const ssize_t n = pread(fd_, dst.data() + done, std::min(dst.size() - done, kMaxRead),
-                              static_cast<off_t>(offset + done));
+      const ssize_t n =
+          pread(fd_, dst.data() + done, std::min(dst.size() - done, kMaxRead), static_cast<off_t>(offset + done));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) {
-        return absl::UnavailableError(absl::StrCat(name_, ": reading at offset ", offset + done, ": ",
-                                                   strerror(errno), ". Check the disk or network share."));
+        return absl::UnavailableError(absl::StrCat(name_, ": reading at offset ", offset + done, ": ", strerror(errno),
+                                                   ". Check the disk or network share."));
       }
       if (n == 0) return PastEnd(name_, offset, dst.size(), size_);
       done += static_cast<size_t>(n);

@@ -14,7 +14,7 @@
 namespace baton::model {
 namespace {
 
-constexpr uint64_t kMaxDim = 1 << 20;      // of any matrix side but the vocabulary
+constexpr uint64_t kMaxDim = 1 << 20;  // of any matrix side but the vocabulary
 constexpr uint64_t kMaxVocab = 1 << 24;
 constexpr uint64_t kMaxLayers = 4096;
 constexpr uint64_t kMaxHeadDim = 1024;
@@ -119,7 +119,8 @@ absl::Status ReadVocabulary(const GgufFile& file, KeyReader& keys, ModelConfig* 
   }
   config->vocab_size = static_cast<int>(embedding->dims[1]);
   if (keys.IntOr("vocab_size", 1, kMaxVocab, config->vocab_size) != config->vocab_size) {
-    return Bad(file, absl::StrCat(keys.Key("vocab_size"), " differs from the embedding's ", config->vocab_size, " rows"));
+    return Bad(file,
+               absl::StrCat(keys.Key("vocab_size"), " differs from the embedding's ", config->vocab_size, " rows"));
   }
   if (!keys.status().ok()) return keys.status();
   if (file.Has("tokenizer.ggml.tokens")) {
@@ -287,7 +288,8 @@ absl::Status ValidateTensors(const ModelConfig& config, const GgufFile& file) {
   for (ExpectedTensor& expected : ExpectedTensors(config)) {
     const GgufTensor* found = file.FindTensor(expected.name);
     if (found == nullptr) {
-      return Bad(file, absl::StrCat("tensor ", expected.name, " [", absl::StrJoin(expected.dims, ", "), "] is missing"));
+      return Bad(file,
+                 absl::StrCat("tensor ", expected.name, " [", absl::StrJoin(expected.dims, ", "), "] is missing"));
     }
     if (found->dims != expected.dims) {
       return Bad(file, absl::StrCat("tensor ", expected.name, ": expected [", absl::StrJoin(expected.dims, ", "),

@@ -40,17 +40,17 @@ struct ModelConfig {
   RopeConfig rope;        // of layers that see everything
   RopeConfig local_rope;  // of sliding-window layers
 
-  bool qkv_bias = false;         // Qwen 2
-  bool qk_norm = false;          // RMS norm of each query and key head before the rotation: Qwen 3, Gemma 3
-  bool post_norms = false;       // norms of attention's and feed-forward's outputs too: Gemma 3
-  bool tied_head = false;        // the head is the embedding
-  float embedding_scale = 1;     // Gemma: sqrt(dim)
+  bool qkv_bias = false;      // Qwen 2
+  bool qk_norm = false;       // RMS norm of each query and key head before the rotation: Qwen 3, Gemma 3
+  bool post_norms = false;    // norms of attention's and feed-forward's outputs too: Gemma 3
+  bool tied_head = false;     // the head is the embedding
+  float embedding_scale = 1;  // Gemma: sqrt(dim)
   kernels::Activation activation = kernels::Activation::kSilu;
-  int sliding_window = 0;               // positions a sliding layer sees, itself included; 0: no sliding layer
-  std::vector<bool> layer_slides;       // [num_layers]
-  float attention_scale = 0;            // of q . k
-  float attention_softcap = 0;          // 0: none
-  float final_softcap = 0;              // of logits; 0: none
+  int sliding_window = 0;          // positions a sliding layer sees, itself included; 0: no sliding layer
+  std::vector<bool> layer_slides;  // [num_layers]
+  float attention_scale = 0;       // of q . k
+  float attention_softcap = 0;     // 0: none
+  float final_softcap = 0;         // of logits; 0: none
 
   int q_dim() const { return num_heads * head_dim; }
   int kv_dim() const { return num_kv_heads * head_dim; }
@@ -64,7 +64,8 @@ struct ExpectedTensor {
 };
 
 // Reads and checks the configuration. NOT_FOUND: a key is missing. INVALID_ARGUMENT: values that contradict one another
-// or are out of range. UNIMPLEMENTED: an architecture or feature Baton does not compute (mixture of experts, YaRN, ...).
+// or are out of range. UNIMPLEMENTED: an architecture or feature Baton does not compute (mixture of experts, YaRN,
+// ...).
 absl::StatusOr<ModelConfig> ReadConfig(const GgufFile& file);
 
 // All tensors of a model with this configuration, in order of use.

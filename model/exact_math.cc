@@ -84,7 +84,7 @@ double Root(double x, int n) {
 
 double Tanh(double x) {
   if (x < 0) return -Tanh(-x);
-  if (!(x <= 300)) return x > 300 ? 1 : x;  // NaN stays NaN
+  if (!(x <= 300)) return x > 300 ? 1 : x;    // NaN stays NaN
   if (x < 0x1p-14) return x - x * x * x / 3;  // 1 - e^-2x would cancel
   const double e = ExpOfNegative(-2 * x);
   return (1 - e) / (1 + e);

@@ -1,5 +1,6 @@
-// Elementary functions built from +, -, *, / and sqrt only, which IEEE 754 defines to the last bit. libm's differ in the
-// last bit between versions and instruction sets; a forward pass whose bits must be equal on every host cannot use them.
+// Elementary functions built from +, -, *, / and sqrt only, which IEEE 754 defines to the last bit. libm's differ in
+// the last bit between versions and instruction sets; a forward pass whose bits must be equal on every host cannot use
+// them.
 //
 // Accuracy: a few units in the last place of double, far below the float they are rounded to.
 // Thread contract: pure functions.

@@ -23,11 +23,11 @@ constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
 
 class Sha256 {
  public:
-  Sha256() : context_(EVP_MD_CTX_new()) { ok_ = context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1; }
-
-  void Update(const void* data, size_t size) {
-    ok_ = ok_ && EVP_DigestUpdate(context_.get(), data, size) == 1;
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    ok_ = context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
   }
+
+  void Update(const void* data, size_t size) { ok_ = ok_ && EVP_DigestUpdate(context_.get(), data, size) == 1; }
   void Update(absl::string_view text) { Update(text.data(), text.size()); }
   // Length first, so that ("ab", "c") and ("a", "bc") differ.
   void UpdateField(absl::string_view text) {

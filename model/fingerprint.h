@@ -1,4 +1,5 @@
-// What must be equal on two workers for their tokens to be equal: a content hash of weights, configuration and tokenizer.
+// What must be equal on two workers for their tokens to be equal: a content hash of weights, configuration and
+// tokenizer.
 //
 // It is computed from what the file says, not from its name or time, so copies of one model agree and a single changed
 // weight byte does not. The order of tensors in the file does not matter.

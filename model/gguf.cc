@@ -116,8 +116,8 @@ absl::StatusOr<GgufFile> GgufFile::Parse(std::unique_ptr<RandomAccessFile> file)
       return absl::InvalidArgumentError(absl::StrCat(file->name(), ": metadata of more than ", kMaxHeaderBytes,
                                                      " bytes. The file is damaged or hostile; fetch it again."));
     }
-    header_bytes = std::min({std::max(header_bytes * kHeaderGrowth, parser.bytes_wanted()), file->size(),
-                             kMaxHeaderBytes});
+    header_bytes =
+        std::min({std::max(header_bytes * kHeaderGrowth, parser.bytes_wanted()), file->size(), kMaxHeaderBytes});
   }
 }
 
@@ -213,7 +213,8 @@ absl::StatusOr<std::vector<float>> GgufFile::GetFloats(absl::string_view key) co
   const GgufValue* value = Find(key);
   if (value == nullptr) return Missing(*this, key);
   const GgufArray* array = ArrayOf(*value);
-  if (array == nullptr || array->type != GgufType::kFloat32) return WrongType(*this, key, "an array of float32", *value);
+  if (array == nullptr || array->type != GgufType::kFloat32)
+    return WrongType(*this, key, "an array of float32", *value);
   std::vector<float> floats(array->size);
   for (uint64_t i = 0; i < array->size; ++i) floats[i] = LoadAt<float>(array->bytes, i);
   return floats;
@@ -232,7 +233,8 @@ absl::StatusOr<std::vector<bool>> GgufFile::GetBools(absl::string_view key) cons
 absl::Status GgufFile::ReadTensor(const GgufTensor& tensor, uint64_t offset, std::span<std::byte> dst) const {
   if (offset > tensor.num_bytes || dst.size() > tensor.num_bytes - offset) {
     return absl::InvalidArgumentError(absl::StrCat(name(), ": tensor ", absl::CEscape(tensor.name), " has ",
-                                                   tensor.num_bytes, " bytes; ", dst.size(), " were wanted at ", offset));
+                                                   tensor.num_bytes, " bytes; ", dst.size(), " were wanted at ",
+                                                   offset));
   }
   absl::Status read = file_->Read(tensor.file_offset + offset, dst);
   if (!read.ok()) {

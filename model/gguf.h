@@ -1,8 +1,8 @@
 // Reader of GGUF, the file format of llama.cpp's models: metadata, then tensor descriptions, then tensor bytes.
 //
-// The file is hostile until proved otherwise: every count, length, product, offset and alignment is checked before it is
-// used, sizes are bounded by the bytes that the file really has before anything is allocated, and whatever does not fit
-// is an INVALID_ARGUMENT that names the offset. Versions 2 and 3, little-endian.
+// The file is hostile until proved otherwise: every count, length, product, offset and alignment is checked before it
+// is used, sizes are bounded by the bytes that the file really has before anything is allocated, and whatever does not
+// fit is an INVALID_ARGUMENT that names the offset. Versions 2 and 3, little-endian.
 //
 // Thread contract: immutable after Open; all const methods may be called from several threads at once.
 // Ownership: string views and spans that getters return live as long as the GgufFile.
@@ -116,7 +116,8 @@ class GgufFile {
   absl::StatusOr<std::vector<float>> GetFloats(absl::string_view key) const;  // array of float32
   absl::StatusOr<std::vector<bool>> GetBools(absl::string_view key) const;
 
-  // Reads tensor bytes [offset, offset + dst.size()), in the file's format. DATA_LOSS when the file was truncated since.
+  // Reads tensor bytes [offset, offset + dst.size()), in the file's format. DATA_LOSS when the file was truncated
+  // since.
   absl::Status ReadTensor(const GgufTensor& tensor, uint64_t offset, std::span<std::byte> dst) const;
   // FAILED_PRECONDITION when the file was written to since Open.
   absl::Status CheckUnchanged() const { return file_->CheckUnchanged(); }

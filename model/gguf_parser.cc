@@ -68,11 +68,13 @@ absl::Status GgufParser::Invalid(uint64_t offset, absl::string_view what) const 
 
 absl::Status GgufParser::Take(uint64_t size, absl::string_view what, absl::string_view* bytes) {
   if (size > file_bytes_ - offset_) {
-    return Invalid(offset_, absl::StrCat(absl::CEscape(what), " needs ", size, " bytes, the file has ", file_bytes_ - offset_, " left"));
+    return Invalid(offset_, absl::StrCat(absl::CEscape(what), " needs ", size, " bytes, the file has ",
+                                         file_bytes_ - offset_, " left"));
   }
   if (size > header_.size() - offset_) {
     bytes_wanted_ = offset_ + size;
-    return Invalid(offset_, absl::StrCat(absl::CEscape(what), " reaches past the ", header_.size(), " header bytes read"));
+    return Invalid(offset_,
+                   absl::StrCat(absl::CEscape(what), " reaches past the ", header_.size(), " header bytes read"));
   }
   *bytes = header_.substr(offset_, size);
   offset_ += size;
@@ -92,7 +94,8 @@ absl::Status GgufParser::TakeString(absl::string_view what, uint64_t max_bytes, 
   uint64_t size = 0;
   if (absl::Status s = TakeNumber(what, &size); !s.ok()) return s;
   if (size > max_bytes) {
-    return Invalid(start, absl::StrCat(absl::CEscape(what), " has ", size, " bytes, at most ", max_bytes, " are allowed"));
+    return Invalid(start,
+                   absl::StrCat(absl::CEscape(what), " has ", size, " bytes, at most ", max_bytes, " are allowed"));
   }
   return Take(size, what, value);
 }
@@ -258,12 +261,12 @@ absl::Status GgufParser::ReadAlignment(GgufFile* file) {
   const GgufValue* value = file->Find("general.alignment");
   if (value == nullptr) return absl::OkStatus();
   const uint64_t* alignment = std::get_if<uint64_t>(&value->value);
-  if (alignment == nullptr || *alignment < 8 || *alignment > GgufFile::kMaxAlignment || !std::has_single_bit(*alignment)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_name_, ": general.alignment must be an unsigned power of two from 8 to ",
-                     GgufFile::kMaxAlignment,
-                     alignment == nullptr ? std::string(", but is not unsigned") : absl::StrCat(", found ", *alignment),
-                     ". The file is damaged or hostile; fetch it again."));
+  if (alignment == nullptr || *alignment < 8 || *alignment > GgufFile::kMaxAlignment ||
+      !std::has_single_bit(*alignment)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        file_name_, ": general.alignment must be an unsigned power of two from 8 to ", GgufFile::kMaxAlignment,
+        alignment == nullptr ? std::string(", but is not unsigned") : absl::StrCat(", found ", *alignment),
+        ". The file is damaged or hostile; fetch it again."));
   }
   file->alignment_ = *alignment;
   return absl::OkStatus();
@@ -295,9 +298,9 @@ absl::Status GgufParser::ParseTensor(GgufFile* file) {
   if (absl::Status s = TakeNumber(absl::StrCat("the type of ", shown), &type); !s.ok()) return s;
   const auto dtype = kernels::FromGgmlType(type);
   if (!dtype.has_value()) {
-    return absl::UnimplementedError(
-        absl::StrCat(file_name_, ": at offset ", start, ": tensor ", shown, " has ggml type ", type,
-                     "; Baton reads F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K. Use a model in one of these."));
+    return absl::UnimplementedError(absl::StrCat(
+        file_name_, ": at offset ", start, ": tensor ", shown, " has ggml type ", type,
+        "; Baton reads F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K. Use a model in one of these."));
   }
   tensor.dtype = *dtype;
   const uint64_t block = static_cast<uint64_t>(kernels::BlockElements(tensor.dtype));

@@ -8,7 +8,7 @@ namespace {
 constexpr size_t kAlignment = 64;  // a cache line, and the widest vector register
 }  // namespace
 
-void Scratch::Free::operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+void Scratch::Free::operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
 
 // Lays the buffers out from `base` (null: only counts) and returns the bytes used.
 size_t Scratch::Carve(const ModelConfig& config, int rows, std::byte* base) {
@@ -44,7 +44,7 @@ void Scratch::Reserve(const ModelConfig& config, int rows) {
   const size_t bytes = BytesFor(config, rows);
   memory_.reset();  // before the new one: never both at once
   capacity_ = 0;
-  memory_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment})));
+  memory_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment})));
   Carve(config, rows, memory_.get());
   std::iota(row_idx, row_idx + rows, 0);
   capacity_ = rows;

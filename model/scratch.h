@@ -15,15 +15,15 @@ namespace baton::model {
 class Scratch {
  public:
   // Row-major [rows, width] each, 64-byte aligned; a width is the row stride too.
-  float* x = nullptr;       // residual stream, dim
-  float* normed = nullptr;  // input of a matrix product, dim
-  float* out = nullptr;     // output of attention or feed-forward, dim
-  float* q = nullptr;       // q_dim
-  float* k = nullptr;       // kv_dim
-  float* v = nullptr;       // kv_dim
+  float* x = nullptr;         // residual stream, dim
+  float* normed = nullptr;    // input of a matrix product, dim
+  float* out = nullptr;       // output of attention or feed-forward, dim
+  float* q = nullptr;         // q_dim
+  float* k = nullptr;         // kv_dim
+  float* v = nullptr;         // kv_dim
   float* attended = nullptr;  // q_dim
-  float* gate = nullptr;    // ffn_dim
-  float* up = nullptr;      // ffn_dim
+  float* gate = nullptr;      // ffn_dim
+  float* up = nullptr;        // ffn_dim
   float* rope_cos = nullptr;  // rope_dim / 2
   float* rope_sin = nullptr;
   float* local_rope_cos = nullptr;  // null when no layer slides

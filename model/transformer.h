@@ -1,8 +1,8 @@
 // The decoder-only transformer, once for all families: ModelConfig says what differs.
 //
-// Ownership: the Transformer owns its weights (in the backend's layout) and its scratch; the backend is borrowed and must
-// outlive it. Nothing of the file is needed after Load: every byte that is kept was copied, so a file that is truncated
-// or replaced later cannot hurt.
+// Ownership: the Transformer owns its weights (in the backend's layout) and its scratch; the backend is borrowed and
+// must outlive it. Nothing of the file is needed after Load: every byte that is kept was copied, so a file that is
+// truncated or replaced later cannot hurt.
 //
 // Thread contract: one caller at a time (ModelRunner's).
 #ifndef BATON_MODEL_TRANSFORMER_H_
@@ -59,9 +59,9 @@ class Transformer : public ModelRunner {
  private:
   struct Layer {
     std::vector<float> attn_norm, ffn_norm;
-    std::vector<float> q_norm, k_norm;                        // empty without QK norm
-    std::vector<float> post_attention_norm, post_ffw_norm;    // empty without post norms
-    std::vector<float> q_bias, k_bias, v_bias;                // empty without biases
+    std::vector<float> q_norm, k_norm;                      // empty without QK norm
+    std::vector<float> post_attention_norm, post_ffw_norm;  // empty without post norms
+    std::vector<float> q_bias, k_bias, v_bias;              // empty without biases
     std::unique_ptr<kernels::WeightMatrix> q, k, v, attn_output, gate, up, down;
   };
   class Loader;

@@ -30,8 +30,8 @@ class Transformer::Loader {
     kernels::DequantizeRow(tensor->dtype, buffer_.data(), values.data(), static_cast<int64_t>(values.size()));
     for (float value : values) {
       if (!std::isfinite(value)) {
-        Fail(absl::InvalidArgumentError(absl::StrCat(file_.name(), ": tensor ", name, " holds ", value,
-                                                     ". The file is damaged; fetch it again.")));
+        Fail(absl::InvalidArgumentError(
+            absl::StrCat(file_.name(), ": tensor ", name, " holds ", value, ". The file is damaged; fetch it again.")));
         return {};
       }
     }

@@ -68,8 +68,7 @@ void GgufWriter::AddTensor(absl::string_view name, const std::vector<uint64_t>& 
 std::string GgufWriter::Finish() const { return Finish(num_tensors_, num_metadata_); }
 
 std::string GgufWriter::Finish(uint64_t num_tensors, uint64_t num_metadata) const {
-  std::string file =
-      absl::StrCat("GGUF", Raw(version_), Raw(num_tensors), Raw(num_metadata), metadata_, tensor_infos_);
+  std::string file = absl::StrCat("GGUF", Raw(version_), Raw(num_tensors), Raw(num_metadata), metadata_, tensor_infos_);
   while (file.size() % alignment_ != 0) file.push_back('\0');
   return file + data_;
 }

@@ -3,7 +3,8 @@
 // For tests of everything above the loader (engine, processes, command line) that must not need a downloaded model. The
 // text they write is nonsense; it is a deterministic function of the seed on every host.
 //
-// The vocabulary is byte-level BPE ("gpt2"): ids 0 to 255 are the bytes, in the order of their values, then the specials
+// The vocabulary is byte-level BPE ("gpt2"): ids 0 to 255 are the bytes, in the order of their values, then the
+// specials
 // "<|endoftext|>" (256; BOS, and padding), "<|im_start|>" (257), "<|im_end|>" (258; EOS), then a few merged pairs.
 #ifndef BATON_TESTS_FAKES_TINY_GGUF_H_
 #define BATON_TESTS_FAKES_TINY_GGUF_H_
@@ -22,7 +23,8 @@ enum class TinyFamily { kLlama, kLlama3Rope, kMistral, kQwen2, kQwen3, kGemma3 }
 
 struct TinyModelOptions {
   TinyFamily family = TinyFamily::kLlama;
-  // Of all matrices. Formats of 256-element blocks make the model wider (dim and ffn_dim 256 and 512 instead of 64, 96).
+  // Of all matrices. Formats of 256-element blocks make the model wider (dim and ffn_dim 256 and 512 instead of 64,
+  // 96).
   kernels::DType dtype = kernels::DType::kQ8_0;
   uint64_t seed = 1;
   int num_layers = 2;  // Gemma 3 wants 6 for a layer that sees everything

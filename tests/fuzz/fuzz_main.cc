@@ -24,9 +24,7 @@ class Mutator {
 
  private:
   // Half of the changes fall into the first 1 KiB, where headers and counts are.
-  size_t Position(const std::string& bytes) {
-    return Next(Next(2) == 0 && bytes.size() > 1024 ? 1024 : bytes.size());
-  }
+  size_t Position(const std::string& bytes) { return Next(Next(2) == 0 && bytes.size() > 1024 ? 1024 : bytes.size()); }
 
   void MutateOnce(std::string* bytes) {
     if (bytes->empty()) bytes->push_back('\0');
@@ -39,8 +37,20 @@ class Mutator {
         (*bytes)[at] = static_cast<char>(Next(256));
         break;
       case 2: {  // a number that overflows something
-        static constexpr uint64_t kNumbers[] = {0, 1, 2, 0x7f, 0xff, 0x7fff, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff,
-                                                uint64_t{1} << 32, uint64_t{1} << 61, uint64_t{1} << 63, ~uint64_t{0}};
+        static constexpr uint64_t kNumbers[] = {0,
+                                                1,
+                                                2,
+                                                0x7f,
+                                                0xff,
+                                                0x7fff,
+                                                0xffff,
+                                                0x7fffffff,
+                                                0x80000000,
+                                                0xffffffff,
+                                                uint64_t{1} << 32,
+                                                uint64_t{1} << 61,
+                                                uint64_t{1} << 63,
+                                                ~uint64_t{0}};
         const uint64_t number = kNumbers[Next(std::size(kNumbers))];
         const size_t size = size_t{1} << Next(4);
         std::memcpy(bytes->data() + at, &number, std::min(size, bytes->size() - at));

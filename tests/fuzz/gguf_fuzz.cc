@@ -46,7 +46,8 @@ std::vector<std::string> FuzzSeeds() {
   seeds.push_back(writer.Finish());
   for (TinyFamily family : {TinyFamily::kLlama, TinyFamily::kLlama3Rope, TinyFamily::kMistral, TinyFamily::kQwen2,
                             TinyFamily::kQwen3, TinyFamily::kGemma3}) {
-    seeds.push_back(baton::fakes::TinyGguf({.family = family, .dtype = DType::kQ4_0, .num_layers = 1, .extra_vocab = 0}));
+    seeds.push_back(
+        baton::fakes::TinyGguf({.family = family, .dtype = DType::kQ4_0, .num_layers = 1, .extra_vocab = 0}));
   }
   return seeds;
 }

@@ -116,41 +116,57 @@ TEST(ConfigTest, FamiliesAreValues) {
 }
 
 TEST(ConfigTest, MissingKeysAreNamed) {
-  for (const char* key : {"general.architecture", "llama.block_count", "llama.context_length", "llama.embedding_length",
-                          "llama.feed_forward_length", "llama.attention.head_count",
-                          "llama.attention.layer_norm_rms_epsilon"}) {
+  for (const char* key :
+       {"general.architecture", "llama.block_count", "llama.context_length", "llama.embedding_length",
+        "llama.feed_forward_length", "llama.attention.head_count", "llama.attention.layer_norm_rms_epsilon"}) {
     ExpectRefused({.skip_key = key}, absl::StatusCode::kNotFound, key);
   }
 }
 
 TEST(ConfigTest, ImpossibleNumbersAreRefused) {
-  const std::pair<const char*, uint32_t> bad[] = {
-      {"llama.block_count", 0},          {"llama.block_count", 1u << 31},          {"llama.context_length", 0},
-      {"llama.context_length", ~0u},     {"llama.embedding_length", 0},            {"llama.embedding_length", ~0u},
-      {"llama.feed_forward_length", 0},  {"llama.attention.head_count", 0},        {"llama.attention.head_count", ~0u},
-      {"llama.attention.head_count_kv", 0}, {"llama.attention.head_count_kv", 3},  {"llama.attention.head_count", 5},
-      {"llama.attention.key_length", 0}, {"llama.attention.key_length", 15},       {"llama.attention.key_length", 1u << 20},
-      {"llama.rope.dimension_count", 0}, {"llama.rope.dimension_count", 18},       {"llama.rope.dimension_count", 5},
-      {"llama.vocab_size", 41},          {"llama.attention.sliding_window", ~0u}};
+  const std::pair<const char*, uint32_t> bad[] = {{"llama.block_count", 0},
+                                                  {"llama.block_count", 1u << 31},
+                                                  {"llama.context_length", 0},
+                                                  {"llama.context_length", ~0u},
+                                                  {"llama.embedding_length", 0},
+                                                  {"llama.embedding_length", ~0u},
+                                                  {"llama.feed_forward_length", 0},
+                                                  {"llama.attention.head_count", 0},
+                                                  {"llama.attention.head_count", ~0u},
+                                                  {"llama.attention.head_count_kv", 0},
+                                                  {"llama.attention.head_count_kv", 3},
+                                                  {"llama.attention.head_count", 5},
+                                                  {"llama.attention.key_length", 0},
+                                                  {"llama.attention.key_length", 15},
+                                                  {"llama.attention.key_length", 1u << 20},
+                                                  {"llama.rope.dimension_count", 0},
+                                                  {"llama.rope.dimension_count", 18},
+                                                  {"llama.rope.dimension_count", 5},
+                                                  {"llama.vocab_size", 41},
+                                                  {"llama.attention.sliding_window", ~0u}};
   for (const auto& [key, value] : bad) {
     Parts parts{.metadata = [key = key, value = value](GgufWriter* w) { w->AddUint32(key, value); }, .skip_key = key};
     const auto config = Read(SmallLlama(parts));
     EXPECT_FALSE(config.ok()) << key << " = " << value;
     EXPECT_EQ(config.status().code(), kInvalid) << config.status();
   }
-  for (const auto& [key, value] : std::initializer_list<std::pair<const char*, float>>{
-           {"llama.attention.layer_norm_rms_epsilon", 0}, {"llama.attention.layer_norm_rms_epsilon", -1},
-           {"llama.attention.layer_norm_rms_epsilon", NAN}, {"llama.rope.freq_base", 0.5},
-           {"llama.rope.freq_base", INFINITY}, {"llama.rope.scale_linear", 0.25}, {"llama.attention.scale", -1}}) {
+  for (const auto& [key, value] :
+       std::initializer_list<std::pair<const char*, float>>{{"llama.attention.layer_norm_rms_epsilon", 0},
+                                                            {"llama.attention.layer_norm_rms_epsilon", -1},
+                                                            {"llama.attention.layer_norm_rms_epsilon", NAN},
+                                                            {"llama.rope.freq_base", 0.5},
+                                                            {"llama.rope.freq_base", INFINITY},
+                                                            {"llama.rope.scale_linear", 0.25},
+                                                            {"llama.attention.scale", -1}}) {
     Parts parts{.metadata = [key = key, value = value](GgufWriter* w) { w->AddFloat(key, value); }, .skip_key = key};
     EXPECT_EQ(Read(SmallLlama(parts)).status().code(), kInvalid) << key << " = " << value;
   }
 }
 
 TEST(ConfigTest, WrongTypesAreRefused) {
-  ExpectRefused({.metadata = [](GgufWriter* w) { w->AddString("llama.block_count", "1"); },
-                 .skip_key = "llama.block_count"},
-                kInvalid, "llama.block_count");
+  ExpectRefused(
+      {.metadata = [](GgufWriter* w) { w->AddString("llama.block_count", "1"); }, .skip_key = "llama.block_count"},
+      kInvalid, "llama.block_count");
   // One KV head count per layer is another architecture's.
   ExpectRefused({.metadata = [](GgufWriter* w) { w->AddInt32s("llama.attention.head_count_kv", {2}); },
                  .skip_key = "llama.attention.head_count_kv"},
@@ -167,19 +183,24 @@ TEST(ConfigTest, WhatBatonDoesNotComputeIsRefused) {
   ExpectRefused({.metadata = [](GgufWriter* w) { w->AddUint32("llama.attention.value_length", 8); }}, kUnimplemented,
                 "head sizes");
   // A tensor that would be ignored means another model than ours.
-  ExpectRefused({.tensors = [](GgufWriter* w) { w->AddTensor("blk.0.attn_output.bias", {64}, 0, std::string(256, 0)); }},
-                kUnimplemented, "blk.0.attn_output.bias");
+  ExpectRefused(
+      {.tensors = [](GgufWriter* w) { w->AddTensor("blk.0.attn_output.bias", {64}, 0, std::string(256, 0)); }},
+      kUnimplemented, "blk.0.attn_output.bias");
 }
 
 TEST(ConfigTest, TensorShapesAreCheckedAndBothShown) {
   ExpectRefused({.skip_tensor = "blk.0.ffn_up.weight"}, kInvalid, "blk.0.ffn_up.weight [64, 96] is missing");
   ExpectRefused({.skip_tensor = "blk.0.ffn_up.weight",
-                 .tensors = [](GgufWriter* w) {
-                   w->AddTensor("blk.0.ffn_up.weight", {96, 64}, 0, std::string(96 * 64 * 4, 0));
-                 }},
+                 .tensors =
+                     [](GgufWriter* w) {
+                       w->AddTensor("blk.0.ffn_up.weight", {96, 64}, 0, std::string(96 * 64 * 4, 0));
+                     }},
                 kInvalid, "blk.0.ffn_up.weight: expected [64, 96], found [96, 64]");
   ExpectRefused({.skip_tensor = "token_embd.weight"}, kInvalid, "token_embd.weight");
-  ExpectRefused({.tensors = [](GgufWriter* w) { w->AddTensor("output.weight", {64, 39}, 0, std::string(64 * 39 * 4, 0)); }},
+  ExpectRefused({.tensors =
+                     [](GgufWriter* w) {
+                       w->AddTensor("output.weight", {64, 39}, 0, std::string(64 * 39 * 4, 0));
+                     }},
                 kInvalid, "output.weight: expected [64, 40], found [64, 39]");
   ExpectRefused({.tensors = [](GgufWriter* w) { w->AddTensor("rope_freqs.weight", {7}, 0, std::string(28, 0)); }},
                 kInvalid, "rope_freqs.weight");
@@ -188,10 +209,9 @@ TEST(ConfigTest, TensorShapesAreCheckedAndBothShown) {
 }
 
 TEST(ConfigTest, MoreTokensThanEmbeddingRowsIsRefused) {
-  ExpectRefused({.metadata = [](GgufWriter* w) {
-                  w->AddStrings("tokenizer.ggml.tokens", std::vector<std::string>(41, "t"));
-                }},
-                kInvalid, "41 tokens");
+  ExpectRefused(
+      {.metadata = [](GgufWriter* w) { w->AddStrings("tokenizer.ggml.tokens", std::vector<std::string>(41, "t")); }},
+      kInvalid, "41 tokens");
 }
 
 TEST(ConfigTest, CanonicalTextTellsConfigurationsApart) {

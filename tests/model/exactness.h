@@ -42,8 +42,8 @@ inline Logits WholePrompt(Transformer* model, const std::vector<int32_t>& ids, k
   return sequence.logits;
 }
 
-// Chunks of other sizes, one position at a time (decode), other block sizes, and a batch shared with strangers that come
-// and go: all must give the bits of WholePrompt.
+// Chunks of other sizes, one position at a time (decode), other block sizes, and a batch shared with strangers that
+// come and go: all must give the bits of WholePrompt.
 inline void ExpectExact(Transformer* model, kernels::DType kv_dtype, int num_tokens, const std::vector<int>& chunks) {
   const int vocab = model->vocab_size();
   const std::vector<int32_t> ids = RandomIds(num_tokens, vocab, 1);

@@ -69,10 +69,10 @@ TEST(FingerprintTest, EachPartSeesItsOwnChanges) {
 
 TEST(FingerprintTest, SwappedTensorNamesDiffer) {
   const std::string bytes = fakes::TinyGguf({});
-  EXPECT_NE(Of(bytes).weights, Of(Replaced(Replaced(Replaced(bytes, "attn_k.weight", "attn_x.weight"), "attn_v.weight",
-                                                    "attn_k.weight"),
-                                           "attn_x.weight", "attn_v.weight"))
-                                   .weights);
+  EXPECT_NE(Of(bytes).weights,
+            Of(Replaced(Replaced(Replaced(bytes, "attn_k.weight", "attn_x.weight"), "attn_v.weight", "attn_k.weight"),
+                        "attn_x.weight", "attn_v.weight"))
+                .weights);
 }
 
 TEST(FingerprintTest, FieldsDoNotRunTogether) {

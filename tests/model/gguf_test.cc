@@ -232,9 +232,18 @@ TEST(GgufTest, RefusesBadAlignments) {
 // CVE-2025-53630, CVE-2026-27940: products of dimensions that wrap; zero dimensions that divide.
 TEST(GgufTest, RefusesBadDimensions) {
   const uint64_t big = uint64_t{1} << 32;
-  const std::vector<std::vector<uint64_t>> bad = {
-      {},          {0},         {8, 0},          {1, 1, 1, 1, 1}, {uint64_t{1} << 63}, {~uint64_t{0}},
-      {big, big},  {big, big, big, big}, {uint64_t{1} << 61}, {6, 0x2aaaaaaaaaaaaaab}, {uint64_t{1} << 59}, {1, uint64_t{1} << 58}};
+  const std::vector<std::vector<uint64_t>> bad = {{},
+                                                  {0},
+                                                  {8, 0},
+                                                  {1, 1, 1, 1, 1},
+                                                  {uint64_t{1} << 63},
+                                                  {~uint64_t{0}},
+                                                  {big, big},
+                                                  {big, big, big, big},
+                                                  {uint64_t{1} << 61},
+                                                  {6, 0x2aaaaaaaaaaaaaab},
+                                                  {uint64_t{1} << 59},
+                                                  {1, uint64_t{1} << 58}};
   for (const auto& dims : bad) {
     GgufWriter writer;
     writer.AddTensorInfo("t", dims, kF32, 0);

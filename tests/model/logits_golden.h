@@ -1,5 +1,6 @@
-// Reads the goldens that tests/reference/logits_golden.py writes: JSON with, for each case, token_ids, the mean negative
-// log-likelihood of tokens 1.. given those before, and some positions with log-probabilities of some next tokens.
+// Reads the goldens that tests/reference/logits_golden.py writes: JSON with, for each case, token_ids, the mean
+// negative log-likelihood of tokens 1.. given those before, and some positions with log-probabilities of some next
+// tokens.
 #ifndef BATON_TESTS_MODEL_LOGITS_GOLDEN_H_
 #define BATON_TESTS_MODEL_LOGITS_GOLDEN_H_
 

@@ -1,5 +1,5 @@
-// The packaged models against Hugging Face transformers (issue "Shows" 2): log-probabilities of the f32 path within 1e-3,
-// perplexity of the integer path within 1 %.
+// The packaged models against Hugging Face transformers (issue "Shows" 2): log-probabilities of the f32 path within
+// 1e-3, perplexity of the integer path within 1 %.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Every family against Hugging Face transformers, on tiny models made here: what one family does differently (biases, QK
-// norm, rotary styles and scalings, windows, post norms, an untied head) cannot be wrong without failing here.
+// Every family against Hugging Face transformers, on tiny models made here: what one family does differently (biases,
+// QK norm, rotary styles and scalings, windows, post norms, an untied head) cannot be wrong without failing here.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -62,7 +62,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"llama_q4_1_int", {.dtype = DType::kQ4_1}, NumericsClass::kInt, DType::kF16},
         Case{"llama_q8_0_f32", {.dtype = DType::kQ8_0}, NumericsClass::kF32, DType::kF32},
         Case{"llama_q4_k_int", {.dtype = DType::kQ4_K}, NumericsClass::kInt, DType::kF16},
-        Case{"mistral_q5_0_int", {.family = TinyFamily::kMistral, .dtype = DType::kQ5_0}, NumericsClass::kInt, DType::kBF16},
+        Case{"mistral_q5_0_int",
+             {.family = TinyFamily::kMistral, .dtype = DType::kQ5_0},
+             NumericsClass::kInt,
+             DType::kBF16},
         Case{"qwen2_f16_int", {.family = TinyFamily::kQwen2, .dtype = DType::kF16}, NumericsClass::kInt, DType::kF16},
         Case{"qwen3_q6_k_int", {.family = TinyFamily::kQwen3, .dtype = DType::kQ6_K}, NumericsClass::kInt, DType::kF16},
         Case{"gemma3_q5_1_int",
@@ -89,8 +92,7 @@ TEST(TransformerTest, LedgerIsExact) {
   // 32 rows of 3 dim + 2 q + 2 kv + 2 ffn + rotary cos and sin of 8 each + one index; each a multiple of 64 bytes.
   EXPECT_EQ(ledger.scratch_bytes, 32u * 4 * (3 * 64 + 2 * 64 + 2 * 32 + 2 * 96 + 2 * 8 + 1));
   EXPECT_GT(ledger.weight_bytes, 0u);
-  EXPECT_EQ(ledger.total(),
-            ledger.weight_bytes + ledger.embedding_bytes + ledger.vector_bytes + ledger.scratch_bytes);
+  EXPECT_EQ(ledger.total(), ledger.weight_bytes + ledger.embedding_bytes + ledger.vector_bytes + ledger.scratch_bytes);
   // Spec row S7: layers x (K and V) x KV heads x head size x bytes.
   EXPECT_EQ(model->transformer->KvLayoutFor(DType::kF16, 16).token_bytes(), 2u * 2 * 2 * 16 * 2);
 }
@@ -123,7 +125,8 @@ TEST(TransformerTest, OnlyWantedRowsGetLogits) {
     Logits got, want;
     for (int p : wanted) want.push_back(all[static_cast<size_t>(p)]);
     Prefill(
-        model->transformer.get(), &pool, ids, 20, [&](int p) { return std::count(wanted.begin(), wanted.end(), p) > 0; },
+        model->transformer.get(), &pool, ids, 20,
+        [&](int p) { return std::count(wanted.begin(), wanted.end(), p) > 0; },
         [&](int, std::span<const float> logits) { got.emplace_back(logits.begin(), logits.end()); });
     ExpectSameBits(want, got, absl::StrCat(wanted.size(), " rows"));
   }
@@ -155,11 +158,11 @@ TEST(TransformerTest, ProgressReachesTheTotal) {
   uint64_t last = 0, total = 0;
   int calls = 0;
   const auto model = Transformer::Load(*file, backend->get(), {.progress = [&](uint64_t done, uint64_t all) {
-                                         EXPECT_GT(done, last);
-                                         last = done;
-                                         total = all;
-                                         ++calls;
-                                       }});
+    EXPECT_GT(done, last);
+    last = done;
+    total = all;
+    ++calls;
+  }});
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(last, total);
   EXPECT_EQ(calls, static_cast<int>(file->tensors().size()));
