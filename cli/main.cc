@@ -41,6 +41,9 @@ int Main(int argc, char** argv) {
   Invocation invocation;
   invocation.argv0 = argc > 0 ? argv[0] : "baton";
   AddUp(&app, &invocation);
+  AddComplete(&app, &invocation);
+  AddChat(&app, &invocation);
+  AddStatus(&app, &invocation);
   AddInspect(&app, &invocation);
   AddPlan(&app, &invocation);
   std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);

@@ -125,6 +125,21 @@ absl::StatusOr<uint64_t> BitsOf(absl::string_view flag, absl::string_view dtype)
 
 namespace {
 
+Checked BytesOf(const WorkerMemory& w) {
+  return Checked(w.matrix_bytes) + w.embedding_bytes + w.vector_bytes + w.scratch_bytes;
+}
+
+// A worker's pool is in whole blocks, so a conversation takes whole blocks too.
+bool FillWorker(const WorkerMemory& w, Plan* plan) {
+  const Checked pool = Checked(w.kv_blocks) * w.kv_block_bytes;
+  const Checked blocks = Checked::MulDiv(plan->context, 1, w.kv_block_tokens, /*up=*/true);
+  if (!pool.ok() || !blocks.ok() || blocks.value() == 0) return false;
+  plan->worker_kv_bytes = pool.value();
+  plan->worker_kv_conversations = w.kv_blocks / blocks.value();
+  plan->pass_bytes = w.matrix_bytes;
+  return true;
+}
+
 // Fills what needs the bandwidth. Times are those of one card with its share of everything.
 bool FillDecode(const Accelerator& a, Plan* plan) {
   const Checked all_bandwidth = Checked(a.bandwidth) * a.count;
@@ -132,7 +147,7 @@ bool FillDecode(const Accelerator& a, Plan* plan) {
   auto rate = [&](Checked bytes, uint64_t users) {
     return Checked::MulDiv(all_bandwidth, Checked(users) * 1000, bytes);
   };
-  const Checked weights = plan->weights_bytes;
+  const Checked weights = plan->pass_bytes;
   const Checked one = weights + plan->kv_bytes_per_conversation;
   const Checked all = weights + Checked(plan->kv_bytes_per_conversation) * plan->conversations;
   const Checked results[] = {pass(weights), rate(weights, 1), pass(one), rate(one, 1), pass(all),
@@ -165,7 +180,7 @@ bool FillPrefill(const Accelerator& a, uint64_t weight_bits, uint64_t matmul_par
                                   .context_ns = time.value()};
   if (a.bandwidth == 0) return true;
   // batch * flops_per_token / peak >= weights / bandwidth
-  const Checked flops_in_a_pass = Checked::MulDiv(Checked(plan->weights_bytes), peak, Checked(a.bandwidth) * a.count);
+  const Checked flops_in_a_pass = Checked::MulDiv(Checked(plan->pass_bytes), peak, Checked(a.bandwidth) * a.count);
   const Checked batch = Checked::MulDiv(flops_in_a_pass, 1, per_token, /*up=*/true);
   if (!batch.ok()) return false;
   plan->compute_bound_batch = batch.value();
@@ -197,8 +212,8 @@ absl::StatusOr<Plan> ComputePlan(const PlanInput& input) {
 
   const bool published = shape.published_parameters.has_value() && !input.exact;
   plan.ledger_parameters = published ? *shape.published_parameters : counted->total;
-  const Checked exact = input.weights_bytes.has_value() ? Checked(*input.weights_bytes)
-                                                        : Checked::MulDiv(counted->total, *weight_bits, 8, true);
+  const Checked exact = input.worker.has_value() ? BytesOf(*input.worker)
+                                                 : Checked::MulDiv(counted->total, *weight_bits, 8, true);
   const Checked weights = published ? Checked::MulDiv(plan.ledger_parameters, *weight_bits, 8, true) : exact;
   const Checked total = Checked(a.count) * a.memory_bytes;
   const Checked kv_token = Checked::MulDiv(
@@ -213,6 +228,8 @@ absl::StatusOr<Plan> ComputePlan(const PlanInput& input) {
   plan.weights_bytes_per_card = Checked::MulDiv(weights, 1, a.count, true).value();
   plan.kv_bytes_per_token = kv_token.value();
   plan.kv_bytes_per_conversation = kv_conversation.value();
+  plan.pass_bytes = plan.weights_bytes;
+  if (input.worker.has_value() && !FillWorker(*input.worker, &plan)) return Overflow("The worker's memory");
   plan.weights_fit = plan.weights_bytes <= plan.total_bytes && plan.weights_bytes_exact <= plan.total_bytes;
   if (plan.weights_fit) {
     plan.left_bytes = plan.total_bytes - plan.weights_bytes;

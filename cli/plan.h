@@ -61,6 +61,18 @@ const std::vector<Accelerator>& AcceleratorPresets();
 // "h100", "8xh100", "8x h100". NOT_FOUND lists the names.
 absl::StatusOr<Accelerator> FindAccelerator(absl::string_view text);
 
+// What one worker of ours allocates for a model file; every figure is the allocator's own.
+struct WorkerMemory {
+  std::string backend;           // "cpu/avx512"
+  uint64_t matrix_bytes = 0;     // read in every pass
+  uint64_t embedding_bytes = 0;  // looked up, some rows a pass
+  uint64_t vector_bytes = 0;     // norms, biases, rotary frequencies
+  uint64_t scratch_bytes = 0;    // activations
+  uint64_t kv_block_bytes = 0;
+  uint64_t kv_block_tokens = 0;
+  uint64_t kv_blocks = 0;        // of its pool
+};
+
 struct PlanInput {
   ModelShape shape;
   Accelerator accelerator;
@@ -68,8 +80,8 @@ struct PlanInput {
   std::string kv_dtype = "bf16";
   uint64_t context = 0;     // tokens of one conversation; 0: the model's maximum
   bool exact = false;       // count parameters from the shapes even if a published figure is known
-  // From a model file: the bytes that a worker allocates for weights, in place of parameters times bits.
-  std::optional<uint64_t> weights_bytes;
+  // From a model file: in place of parameters times bits.
+  std::optional<WorkerMemory> worker;
 };
 
 // Bits of an element: f32 32, bf16 and f16 16, fp8 and int8 8, int4 and fp4 4. INVALID_ARGUMENT lists them.
@@ -99,9 +111,12 @@ struct Plan {
   ParameterCount parameters;              // counted from the shapes
   uint64_t ledger_parameters = 0;         // those the ledger uses (published or counted)
   uint64_t total_bytes = 0;               // memory of all cards
-  uint64_t weights_bytes = 0;             // as the ledger counts
+  uint64_t weights_bytes = 0;             // as the ledger counts; of a model file with a worker's scratch
   uint64_t weights_bytes_exact = 0;       // counted from the shapes, or the file's
   uint64_t weights_bytes_per_card = 0;    // rounded up
+  uint64_t pass_bytes = 0;                // of weights read in one decode pass
+  uint64_t worker_kv_bytes = 0;           // of a worker's KV pool
+  uint64_t worker_kv_conversations = 0;   // that fit into that pool
   uint64_t kv_bytes_per_token = 0;
   uint64_t kv_bytes_per_conversation = 0;
   bool weights_fit = false;

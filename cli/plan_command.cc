@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/command.h"
+#include "cli/loading_display.h"
+#include "cli/model_file.h"
 #include "cli/output.h"
 #include "cli/plan.h"
 #include "cli/plan_model.h"
@@ -27,9 +29,10 @@ struct PlanFlags {
   std::string bandwidth;
   std::string flops;
   std::string weights_dtype;
-  std::string kv_dtype = "bf16";
+  std::string kv_dtype;
   std::string context;
   uint64_t count = 0;
+  uint64_t kv_memory_mib = 0;
   bool exact = false;
 };
 
@@ -68,40 +71,73 @@ absl::StatusOr<Accelerator> AcceleratorOf(const PlanFlags& flags) {
   return a;
 }
 
-absl::StatusOr<PlanModel> ModelOf(const std::string& model) {
-  if (std::optional<PlanModel> named = NamedModel(model)) return *std::move(named);
-  if (absl::EndsWith(model, ".gguf")) {
-    return absl::UnimplementedError("GGUF files are not read yet.");
-  }
-  absl::StatusOr<std::string> text = ReadSmallFile(model, kMaxConfigBytes);
-  if (!text.ok()) {
-    return absl::Status(text.status().code(),
-                        absl::StrCat(text.status().message(), " The names that need no file: ",
-                                     absl::StrJoin(ModelNames(), ", "), "."));
-  }
-  if (absl::StartsWith(*text, "GGUF")) return absl::UnimplementedError("GGUF files are not read yet.");
-  return ParseHfConfig(*text, model);
+bool IsGguf(const std::string& model, const absl::StatusOr<std::string>& text) {
+  return absl::EndsWith(model, ".gguf") || (text.ok() && absl::StartsWith(*text, "GGUF"));
 }
 
-absl::StatusOr<Plan> MakePlan(const PlanFlags& flags, std::vector<std::string>* remarks) {
+absl::Status ParseContext(const PlanFlags& flags, uint64_t* context) {
+  if (flags.context.empty()) return absl::OkStatus();
+  const absl::StatusOr<uint64_t> parsed = ParseTokens("--context", flags.context);
+  if (!parsed.ok()) return parsed.status();
+  *context = *parsed;
+  return absl::OkStatus();
+}
+
+// A model file is loaded as a worker loads it, and planned for this machine unless an accelerator is named.
+absl::Status UseModelFile(const PlanFlags& flags, const Output& out, PlanInput* input) {
+  LoadingDisplay display(out);
+  ModelFileOptions options;
+  if (!flags.kv_dtype.empty()) options.kv_dtype = flags.kv_dtype;
+  options.max_context = input->context;
+  options.kv_memory_mib = flags.kv_memory_mib;
+  options.progress = [&display](absl::string_view phase, double fraction) { display.Show(phase, fraction); };
+  absl::StatusOr<ModelFile> file = LoadModelFile(flags.model, options);
+  if (!file.ok()) return file.status();
+  input->shape = file->shape;
+  input->worker = file->memory;
+  input->kv_dtype = options.kv_dtype;
+  input->weights_dtype = "int8";  // what the file's types are computed in
+  if (input->context == 0) input->context = file->shape.max_context;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Plan> MakePlan(const PlanFlags& flags, const Output& out, std::vector<std::string>* remarks) {
   PlanInput input;
-  absl::StatusOr<PlanModel> model = ModelOf(flags.model);
-  if (!model.ok()) return model.status();
+  if (absl::Status s = ParseContext(flags, &input.context); !s.ok()) return s;
   absl::StatusOr<Accelerator> accelerator = AcceleratorOf(flags);
   if (!accelerator.ok()) return accelerator.status();
-  input.shape = model->shape;
   input.accelerator = *accelerator;
-  input.weights_dtype = flags.weights_dtype.empty() ? model->weights_dtype : flags.weights_dtype;
-  input.kv_dtype = flags.kv_dtype;
   input.exact = flags.exact;
-  if (!flags.context.empty()) {
-    const auto context = ParseTokens("--context", flags.context);
-    if (!context.ok()) return context.status();
-    input.context = *context;
-    if (input.shape.max_context != 0 && *context > input.shape.max_context) {
-      model->remarks.push_back(absl::StrCat("the model was made for ", WithCommas(input.shape.max_context),
-                                            " tokens of context, fewer than --context"));
+
+  std::optional<PlanModel> model = NamedModel(flags.model);
+  const absl::StatusOr<std::string> text =
+      model.has_value() ? absl::StatusOr<std::string>("") : ReadSmallFile(flags.model, kMaxConfigBytes);
+  if (!model.has_value() && IsGguf(flags.model, text)) {
+    if (flags.accelerator.empty() && flags.memory.empty()) {
+      Accelerator machine = ThisMachine();
+      machine.count = input.accelerator.count = 1;
+      if (!flags.bandwidth.empty()) machine.bandwidth = input.accelerator.bandwidth;
+      if (!flags.flops.empty()) machine.flops_8bit = machine.flops_16bit = input.accelerator.flops_8bit;
+      input.accelerator = machine;
     }
+    if (absl::Status s = UseModelFile(flags, out, &input); !s.ok()) return s;
+    return ComputePlan(input);
+  }
+  if (!text.ok()) {
+    return absl::Status(text.status().code(), absl::StrCat(text.status().message(), " The names that need no file: ",
+                                                           absl::StrJoin(ModelNames(), ", "), "."));
+  }
+  if (!model.has_value()) {
+    absl::StatusOr<PlanModel> parsed = ParseHfConfig(*text, flags.model);
+    if (!parsed.ok()) return parsed.status();
+    model = *std::move(parsed);
+  }
+  input.shape = model->shape;
+  input.weights_dtype = flags.weights_dtype.empty() ? model->weights_dtype : flags.weights_dtype;
+  if (!flags.kv_dtype.empty()) input.kv_dtype = flags.kv_dtype;
+  if (input.shape.max_context != 0 && input.context > input.shape.max_context) {
+    model->remarks.push_back(absl::StrCat("the model was made for ", WithCommas(input.shape.max_context),
+                                          " tokens of context, fewer than --context"));
   }
   *remarks = model->remarks;
   return ComputePlan(input);
@@ -110,9 +146,11 @@ absl::StatusOr<Plan> MakePlan(const PlanFlags& flags, std::vector<std::string>* 
 int RunPlan(const PlanFlags& flags, bool json) {
   const Output out(json);
   std::vector<std::string> remarks;
-  const absl::StatusOr<Plan> plan = MakePlan(flags, &remarks);
+  const absl::StatusOr<Plan> plan = MakePlan(flags, out, &remarks);
   if (!plan.ok()) {
-    return out.Fail(plan.status(), "baton plan llama-3.1-405b --accelerator 8xh100", kExitUsage);
+    // That it does not fit into this machine is an answer of the machine's, not a mistake in the question.
+    return out.Fail(plan.status(), "baton plan llama-3.1-405b --accelerator 8xh100",
+                    absl::IsResourceExhausted(plan.status()) ? kExitFailure : kExitUsage);
   }
   if (json) {
     out.Json(PlanToJson(*plan, remarks));
@@ -133,7 +171,7 @@ void AddPlan(CLI::App* app, Invocation* invocation) {
   std::vector<std::string> names;
   for (const Accelerator& preset : AcceleratorPresets()) names.push_back(preset.name);
   sub->add_option("--accelerator", flags->accelerator,
-                  absl::StrCat("Named accelerator with a count, as in 8xh100 (the default); names: ",
+                  absl::StrCat("Named accelerator with a count, as in 8xh100 (the default; for a GGUF file: this machine); names: ",
                                absl::StrJoin(names, ", ")));
   sub->add_option("--count", flags->count, "Number of accelerators; default: from --accelerator, else 1")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1000000}));
@@ -142,7 +180,9 @@ void AddPlan(CLI::App* app, Invocation* invocation) {
   sub->add_option("--flops", flags->flops, "Dense FLOP/s of one at the weights' type, as in 1979T");
   sub->add_option("--weights-dtype", flags->weights_dtype,
                   "f32, bf16, f16, fp8, int8, int4 or fp4; default: as the model is published (fp8 for the 405B)");
-  sub->add_option("--kv-dtype", flags->kv_dtype, "Element type of the KV cache; default bf16");
+  sub->add_option("--kv-dtype", flags->kv_dtype, "Element type of the KV cache; default bf16, for a GGUF file f16");
+  sub->add_option("--kv-memory-mib", flags->kv_memory_mib, "GGUF file: MiB of a worker's KV pool; default 512")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24));
   sub->add_option("--context", flags->context, "Tokens of one conversation, as in 128K (131,072); default: the model's");
   sub->add_flag("--exact", flags->exact, "Count parameters from the shapes even where a round figure is published");
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout");

@@ -31,8 +31,11 @@ std::string FormatRate(uint64_t bytes_per_s) {
 
 std::string WeightsDetail(const Plan& plan) {
   const PlanInput& in = plan.input;
-  if (in.weights_bytes.has_value()) {
-    return absl::StrCat(WithCommas(plan.weights_bytes), " bytes, as a worker allocates them");
+  if (in.worker.has_value()) {
+    const WorkerMemory& w = *in.worker;
+    return absl::StrCat(WithCommas(plan.weights_bytes), " bytes: matrices ", WithCommas(w.matrix_bytes), ", embedding ",
+                        WithCommas(w.embedding_bytes), ", vectors ", WithCommas(w.vector_bytes), ", scratch ",
+                        WithCommas(w.scratch_bytes));
   }
   if (plan.ledger_parameters != plan.parameters.total) {
     return absl::StrCat("the published ", plan.ledger_parameters / 1000000000, " billion parameters in ",
@@ -48,7 +51,7 @@ void FormatMemory(const Plan& plan, std::string* out) {
   const Accelerator& a = in.accelerator;
   absl::StrAppend(out, "Memory (decimal units)\n");
   Row("memory", About(plan.total_bytes), absl::StrCat(a.count, " x ", FormatBytes(a.memory_bytes, 0)), out);
-  Row("weights", About(plan.weights_bytes), WeightsDetail(plan), out);
+  Row(in.worker.has_value() ? "weights and scratch" : "weights", About(plan.weights_bytes), WeightsDetail(plan), out);
   if (a.count > 1) {
     Row("weights on each card", FormatBytes(plan.weights_bytes_per_card, 1),
         absl::StrCat("split evenly over ", a.count), out);
@@ -73,6 +76,20 @@ void FormatMemory(const Plan& plan, std::string* out) {
       out);
 }
 
+void FormatWorker(const Plan& plan, std::string* out) {
+  if (!plan.input.worker.has_value()) return;
+  const WorkerMemory& w = *plan.input.worker;
+  absl::StrAppend(out, "One worker, as it allocates (", w.backend, ")\n");
+  Row("KV pool", About(plan.worker_kv_bytes),
+      absl::StrCat(WithCommas(w.kv_blocks), " blocks x ", WithCommas(w.kv_block_bytes), " bytes: ",
+                   WithCommas(plan.worker_kv_bytes), " bytes, ", WithCommas(w.kv_blocks * w.kv_block_tokens), " tokens"),
+      out);
+  Row("conversations in the pool", WithCommas(plan.worker_kv_conversations),
+      absl::StrCat("of ", WithCommas(plan.context), " tokens (--kv-memory-mib makes it larger)"), out);
+  Row("in all", About(plan.weights_bytes + plan.worker_kv_bytes),
+      absl::StrCat(WithCommas(plan.weights_bytes + plan.worker_kv_bytes), " bytes"), out);
+}
+
 void FormatDecode(const Plan& plan, std::string* out) {
   if (!plan.decode.has_value()) {
     absl::StrAppend(out, "Decode: give --bandwidth (measured or from the data sheet) for its roofline\n");
@@ -81,7 +98,7 @@ void FormatDecode(const Plan& plan, std::string* out) {
   const DecodeRoofline& d = *plan.decode;
   absl::StrAppend(out, "Decode (bound by memory bandwidth)\n");
   Row("one pass over the weights", absl::StrCat("about ", Milliseconds(d.pass_ns, 1)),
-      absl::StrCat(FormatBytes(plan.weights_bytes_per_card, 1), " a card at ",
+      absl::StrCat(FormatBytes(plan.pass_bytes / plan.input.accelerator.count, 1), " a card at ",
                    FormatRate(plan.input.accelerator.bandwidth)),
       out);
   Row("one user, at most", absl::StrCat(FormatMilli(d.one_user_milli_tokens_s, 1), " tokens/s"),
@@ -126,6 +143,7 @@ std::string FormatPlan(const Plan& plan, const std::vector<std::string>& remarks
   std::string out = absl::StrCat(in.shape.name, " on ", in.accelerator.count, " x ", in.accelerator.name, "\n");
   absl::StrAppend(&out, "  ", in.accelerator.detail, "\n");
   FormatMemory(plan, &out);
+  FormatWorker(plan, &out);
   FormatDecode(plan, &out);
   FormatPrefill(plan, &out);
   for (const std::string& remark : remarks) absl::StrAppend(&out, "Note: ", remark, ".\n");
@@ -173,6 +191,21 @@ nlohmann::ordered_json PlanToJson(const Plan& plan, const std::vector<std::strin
                     {"kv_bytes_per_conversation", plan.kv_bytes_per_conversation},
                     {"conversations", plan.conversations},
                     {"kv_tokens", plan.kv_tokens}};
+  json["worker"] = nullptr;
+  if (plan.input.worker.has_value()) {
+    const WorkerMemory& w = *plan.input.worker;
+    json["worker"] = {{"backend", w.backend},
+                      {"matrix_bytes", w.matrix_bytes},
+                      {"embedding_bytes", w.embedding_bytes},
+                      {"vector_bytes", w.vector_bytes},
+                      {"scratch_bytes", w.scratch_bytes},
+                      {"kv_block_bytes", w.kv_block_bytes},
+                      {"kv_block_tokens", w.kv_block_tokens},
+                      {"kv_blocks", w.kv_blocks},
+                      {"kv_bytes", plan.worker_kv_bytes},
+                      {"kv_conversations", plan.worker_kv_conversations},
+                      {"total_bytes", plan.weights_bytes + plan.worker_kv_bytes}};
+  }
   json["decode"] = nullptr;
   if (plan.decode.has_value()) {
     const DecodeRoofline& d = *plan.decode;

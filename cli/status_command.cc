@@ -1,0 +1,62 @@
+// `baton status`: what the router knows of its cluster.
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/command.h"
+#include "cli/output.h"
+#include "cli/remote_generator.h"
+#include "cli/settings.h"
+#include "cli/status_print.h"
+#include "common/rpc/channel.h"
+#include "proto/cluster.grpc.pb.h"
+
+namespace baton::cli {
+namespace {
+
+struct StatusFlags {
+  double watch_s = 0;
+};
+
+int RunStatus(const StatusFlags& flags, const Invocation& invocation) {
+  const Output out(invocation.json);
+  const absl::StatusOr<LoadedConfig> settings =
+      LoadConfig(ProcessRole::kCommand, invocation.setting_args, BatonEnvironment());
+  if (!settings.ok()) return out.Fail(settings.status(), "baton status --help", kExitUsage);
+  const std::string& address = settings->config.router();
+  const std::shared_ptr<grpc::Channel> channel = rpc::CreateChannel(address);
+  const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
+  while (true) {
+    grpc::ClientContext context;
+    rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
+    v1::ClusterStatus cluster;
+    const grpc::Status called = stub->GetClusterStatus(&context, v1::GetClusterStatusRequest(), &cluster);
+    if (const absl::Status s = ExplainCall(called, address, channel->GetState(false)); !s.ok()) {
+      return out.Fail(s, IsNoRouter(s) ? NextAfter(s, "status") : "try again; the router did not answer", kExitFailure);
+    }
+    if (out.json()) {
+      out.Json(StatusToJson(cluster, address));
+    } else {
+      if (flags.watch_s > 0 && out.stdout_is_tty()) out.Data("\x1b[H\x1b[2J");
+      out.Data(FormatStatus(cluster, address));
+    }
+    if (flags.watch_s <= 0) return kExitOk;
+    absl::SleepFor(absl::Seconds(flags.watch_s));
+  }
+}
+
+}  // namespace
+
+void AddStatus(CLI::App* app, Invocation* invocation) {
+  auto flags = std::make_shared<StatusFlags>();
+  CLI::App* sub = app->add_subcommand("status", "Workers, their load and KV blocks, and who was refused");
+  sub->add_option("--watch", flags->watch_s, "Again every so many seconds, until Ctrl-C")->check(CLI::Range(0.1, 86400.0));
+  sub->add_flag("--json", invocation->json, "Print one JSON line on stdout (each time, with --watch)");
+  sub->footer(SettingsHelp({"router"}));
+  sub->callback(
+      [flags, invocation] { invocation->run = [flags, invocation] { return RunStatus(*flags, *invocation); }; });
+}
+
+}  // namespace baton::cli

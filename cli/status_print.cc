@@ -1,0 +1,119 @@
+#include "cli/status_print.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/output.h"
+#include "cli/quantity.h"
+
+namespace baton::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Rows = std::vector<std::vector<std::string>>;
+
+// Columns as wide as their widest cell. Names come from outside: only printable, and ASCII widths are good enough.
+std::string Table(const Rows& rows) {
+  std::vector<size_t> widths(rows[0].size(), 0);
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppend(&line, i == 0 ? "" : "  ", row[i], std::string(widths[i] - row[i].size(), ' '));
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&out, line, "\n");
+  }
+  return out;
+}
+
+Json FingerprintToJson(const v1::ModelFingerprint& f) {
+  return {{"weights", ToUtf8(f.weights())}, {"config", ToUtf8(f.config())}, {"tokenizer", ToUtf8(f.tokenizer())},
+          {"numerics_class", ToUtf8(f.numerics_class())}};
+}
+
+std::string Short(const std::string& hex) { return Printable(absl::string_view(hex).substr(0, 16)); }
+
+}  // namespace
+
+bool LedgerAddsUp(const v1::KvLedger& l) {
+  return l.free() + l.active() + l.leased() + l.cached() + l.quarantined() == l.total();
+}
+
+std::string FormatStatus(const v1::ClusterStatus& s, const std::string& address) {
+  std::string out = absl::StrCat("cluster at ", address, ": ", s.model_name().empty() ? "no model" : Printable(s.model_name()),
+                                 ", up ", absl::StrFormat("%.0f", s.uptime_s()), " s\n");
+  absl::StrAppend(&out, "requests: ", WithCommas(s.requests_total()), " in all, ", WithCommas(s.requests_failed()),
+                  " failed, ", s.requests_in_flight(), " in flight\n");
+  absl::StrAppend(&out, "fingerprint: weights ", Short(s.fingerprint().weights()), ", config ",
+                  Short(s.fingerprint().config()), ", tokenizer ", Short(s.fingerprint().tokenizer()), ", numerics ",
+                  Short(s.fingerprint().numerics_class()), "\n");
+  if (s.workers().empty()) {
+    absl::StrAppend(&out, "no workers; they register by themselves when they run (`baton up` starts some)\n");
+  } else {
+    Rows rows = {{"NAME", "ROLE", "STATE", "IN FLIGHT", "RUN", "WAIT", "TICKETS", "STEPS", "TOKENS/S", "KV TOTAL", "FREE",
+                  "ACTIVE", "LEASED", "CACHED", "QUARANTINED", "BACKEND", "ADDRESS"}};
+    for (const v1::ClusterWorker& w : s.workers()) {
+      const v1::KvLedger& l = w.load().ledger();
+      rows.push_back({Printable(w.info().name()), Printable(w.info().role()), Printable(w.state()),
+                      absl::StrCat(w.in_flight()), absl::StrCat(w.load().running()), absl::StrCat(w.load().waiting()),
+                      absl::StrCat(w.load().tickets()), absl::StrCat(w.load().steps()),
+                      absl::StrCat(w.load().tokens_per_second()), absl::StrCat(l.total()), absl::StrCat(l.free()),
+                      absl::StrCat(l.active()), absl::StrCat(l.leased()), absl::StrCat(l.cached()),
+                      absl::StrCat(l.quarantined()), Printable(w.info().backend()), Printable(w.info().address())});
+    }
+    absl::StrAppend(&out, Table(rows));
+    for (const v1::ClusterWorker& w : s.workers()) {
+      if (!LedgerAddsUp(w.load().ledger())) {
+        absl::StrAppend(&out, "warning: the KV blocks of ", Printable(w.info().name()), " do not add up\n");
+      }
+    }
+  }
+  for (const std::string& refusal : s.refused()) absl::StrAppend(&out, "refused: ", Printable(refusal), "\n");
+  return out;
+}
+
+Json StatusToJson(const v1::ClusterStatus& s, const std::string& address) {
+  Json json;
+  json["router"] = address;
+  json["model"] = ToUtf8(s.model_name());
+  json["uptime_s"] = s.uptime_s();
+  json["requests"] = {{"total", s.requests_total()}, {"failed", s.requests_failed()},
+                      {"in_flight", s.requests_in_flight()}};
+  json["fingerprint"] = FingerprintToJson(s.fingerprint());
+  json["workers"] = Json::array();
+  for (const v1::ClusterWorker& w : s.workers()) {
+    const v1::WorkerLoad& load = w.load();
+    const v1::KvLedger& l = load.ledger();
+    Json worker = {{"name", ToUtf8(w.info().name())},
+                   {"role", ToUtf8(w.info().role())},
+                   {"state", ToUtf8(w.state())},
+                   {"incarnation", ToUtf8(w.info().incarnation())},
+                   {"address", ToUtf8(w.info().address())},
+                   {"metrics", ToUtf8(w.info().metrics_address())},
+                   {"backend", ToUtf8(w.info().backend())},
+                   {"pid", w.info().pid()},
+                   {"max_context", w.info().max_context()},
+                   {"heartbeat_age_ms", w.heartbeat_age_ms()},
+                   {"in_flight", w.in_flight()},
+                   {"fingerprint", FingerprintToJson(w.info().fingerprint())}};
+    worker["load"] = {{"running", load.running()},   {"waiting", load.waiting()},
+                      {"waiting_tokens", load.waiting_tokens()}, {"steps", load.steps()},
+                      {"tickets", load.tickets()},   {"tokens_per_second", load.tokens_per_second()}};
+    worker["kv"] = {{"total", l.total()},   {"free", l.free()},
+                    {"active", l.active()}, {"leased", l.leased()},
+                    {"cached", l.cached()}, {"quarantined", l.quarantined()},
+                    {"block_bytes", l.block_bytes()}, {"adds_up", LedgerAddsUp(l)}};
+    json["workers"].push_back(std::move(worker));
+  }
+  json["refused"] = Json::array();
+  for (const std::string& refusal : s.refused()) json["refused"].push_back(ToUtf8(refusal));
+  return json;
+}
+
+}  // namespace baton::cli
