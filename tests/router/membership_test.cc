@@ -132,7 +132,8 @@ TEST_F(MembershipTest, AFrozenWorkerIsLostAndItsRequestsGoElsewhere) {
   EXPECT_EQ(answer.text.at(0), "abcdefghijklmnopqrst");
   EXPECT_EQ(answer.summary.decode_worker(), "d1");
   bool lost = false;
-  for (const v1::ClusterWorker& worker : Status().workers()) {
+  const v1::ClusterStatus status = Status();
+  for (const v1::ClusterWorker& worker : status.workers()) {
     if (worker.info().name() == "d0") lost = worker.state() == "lost";
   }
   EXPECT_TRUE(lost);
