@@ -51,7 +51,7 @@ void CpuBackend::ForRange(int64_t n, int64_t work, const Fn& fn) {
 }
 
 std::unique_ptr<WeightMatrix> CpuBackend::PackWeights(const HostTensor& tensor) {
-  return std::make_unique<PackedMatrix>(tensor, numerics_);
+  return std::make_unique<PackedMatrix>(tensor, numerics_, &arena_);
 }
 
 void CpuBackend::Quantize(const float* x, int64_t x_stride, int m, int64_t cols) {

@@ -12,6 +12,7 @@
 #include "kernels/cpu/aligned_buffer.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weight_arena.h"
 
 namespace baton::kernels::cpu {
 
@@ -57,6 +58,7 @@ class CpuBackend final : public Backend {
   const KernelTable& kernels_;
   const NumericsClass numerics_;
   ThreadPool pool_;
+  WeightArena arena_;
   QuantizedRows quantized_;
   AlignedBuffer<std::byte> quantized_memory_;
   std::vector<AttentionUnit> units_;

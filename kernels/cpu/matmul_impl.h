@@ -42,6 +42,8 @@ static void QuantizeRow(const float* x, int64_t row, const QuantizedRows& out) {
   }
 }
 
+constexpr int kPrefetchBytes = 8192;
+
 enum class ScaleKind { kHalf, kHalfMin, kFloatMin, kPair };
 
 template <int kRows, int kBits, ScaleKind kScale>
@@ -57,7 +59,14 @@ BATON_INLINE void IntegerTile(const uint8_t* panel, size_t codes_offset, const Q
   const int32_t* offset = x.offset + row * groups;
   const int32_t* half_offset = x.half_offset + row * groups * 2;
   for (int r = 0; r < kRows; ++r) acc[r] = Zero();
+  const uint8_t* ahead = panel + kPrefetchBytes;
   for (int64_t g = 0; g < groups; ++g, scales += kScaleBytes, codes += kBits * 64, q += 32) {
+    if constexpr (kRows <= 2) {
+      // With few rows the weights come from memory, faster than the hardware's prefetcher asks for them. Panels follow
+      // one another, so this runs on into the next one.
+      for (int line = 0; line < kBits * 64 + kScaleBytes; line += 64) __builtin_prefetch(ahead + line);
+      ahead += kBits * 64 + kScaleBytes;
+    }
     if constexpr (kScale == ScaleKind::kPair) {
       for (int half = 0; half < 2; ++half) {
         VI sum[kRows];

@@ -1,18 +1,12 @@
 #include "kernels/cpu/packed_matrix.h"
 
-#include <sys/mman.h>
-
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #include "kernels/quant_block.h"
 
 namespace baton::kernels::cpu {
 namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -64,7 +58,7 @@ void StoreScale(bool half, float value, uint8_t* base, int index) {
 
 }  // namespace
 
-PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics)
+PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics, WeightArena* arena)
     : rows_(tensor.rows), cols_(tensor.cols), layout_(LayoutFor(tensor.dtype, numerics)) {
   if (IsIntegerLayout(layout_)) {
     const int64_t groups = cols_ / kQuantGroup;
@@ -75,14 +69,9 @@ PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics)
   } else {
     panel_bytes_ = static_cast<size_t>(cols_) * kPanelRows * (layout_ == PackedLayout::kF32 ? 4 : 2);
   }
-  // Vector loads read whole registers; one spare line keeps them inside the allocation at its very end.
-  memory_bytes_ = panel_bytes_ * num_panels() + 64;
-  const size_t alignment = memory_bytes_ >= kHugePage ? kHugePage : 64;
-  memory_bytes_ = RoundUp(memory_bytes_, alignment);
-  data_ = static_cast<uint8_t*>(std::aligned_alloc(alignment, memory_bytes_));
-  if (data_ == nullptr) throw std::bad_alloc();
-  if (alignment == kHugePage) madvise(data_, memory_bytes_, MADV_HUGEPAGE);  // an optimisation; may be refused
-  std::memset(data_, 0, memory_bytes_);
+  memory_bytes_ = panel_bytes_ * num_panels();
+  memory_ = arena->Allocate(memory_bytes_);
+  data_ = memory_.get();
   std::vector<float> row(cols_);
   for (int64_t panel = 0; panel < num_panels(); ++panel) {
     if (IsIntegerLayout(layout_)) {
@@ -92,8 +81,6 @@ PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics)
     }
   }
 }
-
-PackedMatrix::~PackedMatrix() { std::free(data_); }
 
 void PackedMatrix::PackFloatPanel(const HostTensor& tensor, int64_t panel, float* row) {
   uint8_t* const base = data_ + panel * panel_bytes_;

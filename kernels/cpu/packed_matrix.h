@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/weight_arena.h"
 
 namespace baton::kernels::cpu {
 
@@ -40,8 +42,7 @@ inline bool IsIntegerLayout(PackedLayout layout) { return layout >= PackedLayout
 class PackedMatrix final : public WeightMatrix {
  public:
   // kF32 turns every format into f32 panels.
-  PackedMatrix(const HostTensor& tensor, NumericsClass numerics);
-  ~PackedMatrix() override;
+  PackedMatrix(const HostTensor& tensor, NumericsClass numerics, WeightArena* arena);
   PackedMatrix(const PackedMatrix&) = delete;
   PackedMatrix& operator=(const PackedMatrix&) = delete;
 
@@ -65,7 +66,8 @@ class PackedMatrix final : public WeightMatrix {
   size_t codes_offset_ = 0;
   size_t panel_bytes_ = 0;
   size_t memory_bytes_ = 0;
-  uint8_t* data_ = nullptr;  // owned, 64-byte aligned
+  std::shared_ptr<uint8_t> memory_;  // 64-byte aligned
+  uint8_t* data_ = nullptr;          // in it
 };
 
 }  // namespace baton::kernels::cpu
