@@ -61,6 +61,18 @@ absl::StatusOr<std::vector<YamlEntry>> ParseFlatYaml(absl::string_view text, abs
     return absl::InvalidArgumentError(
         absl::StrCat(file_name, " has ", text.size(), " bytes; a settings file has at most ", kMaxYamlBytes));
   }
+  // What an editor would not write: yaml-cpp would guess another encoding, or drop bytes.
+  int line = 1;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte == '\n') ++line;
+    const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7f;
+    if (control || byte >= 0xfe) {
+      return absl::InvalidArgumentError(absl::StrCat(file_name, ":", line, ": not a text file in UTF-8 (",
+                                                     control ? "control character" : "byte", " ",
+                                                     static_cast<int>(byte), ")"));
+    }
+  }
   try {
     std::istringstream stream{std::string(text)};
     YAML::Parser parser(stream);
