@@ -8,6 +8,7 @@
 namespace baton::kvtransfer {
 
 absl::Status UcxClientImpl::OnStart() {
+  if (absl::Status s = SetHandlerOfAll(&OnUnknownMessage, this); !s.ok()) return s;
   if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kBlock), &OnBlockMessage, this); !s.ok()) return s;
   return SetHandler(static_cast<unsigned>(UcxMessage::kStatus), &OnStatusMessage, this);
 }

@@ -200,6 +200,12 @@ void UcxClientImpl::OnReceived(void* request, ucs_status_t status, size_t size, 
   if (request != nullptr) ucp_request_free(request);
 }
 
+ucs_status_t UcxClientImpl::OnUnknownMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                             const ucp_am_recv_param_t* param) {
+  static_cast<UcxClientImpl*>(arg)->Count(&UcxClientCounters::ignored_messages);
+  return UCS_OK;
+}
+
 ucs_status_t UcxClientImpl::OnStatusMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                             const ucp_am_recv_param_t* param) {
   auto* self = static_cast<UcxClientImpl*>(arg);

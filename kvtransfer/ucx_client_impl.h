@@ -87,6 +87,8 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
                                      const ucp_am_recv_param_t* param);
   static ucs_status_t OnStatusMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                       const ucp_am_recv_param_t* param);
+  static ucs_status_t OnUnknownMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                       const ucp_am_recv_param_t* param);
   static void OnReceived(void* request, ucs_status_t status, size_t size, void* user_data);
 
   void Begin(Job job);

@@ -247,6 +247,14 @@ absl::Status UcxLoop::SetHandler(unsigned id, ucp_am_recv_callback_t callback, v
   return s == UCS_OK ? absl::OkStatus() : UcxError("UCX message handler", s);
 }
 
+absl::Status UcxLoop::SetHandlerOfAll(ucp_am_recv_callback_t callback, void* arg) {
+  // From the highest, so that the table grows once and nothing past it is left.
+  for (int id = 0xffff; id >= 0; --id) {
+    if (absl::Status s = SetHandler(static_cast<unsigned>(id), callback, arg); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
 void UcxLoop::Send(ucp_ep_h ep, unsigned id, std::string header, std::string owned, const void* data, size_t size,
                    uint32_t flags, SendDone done) {
   auto* op = new SendOp{this, std::move(header), std::move(owned), std::move(done)};

@@ -63,6 +63,10 @@ class UcxLoop {
 
   ucp_worker_h worker() const { return worker_; }
   absl::Status SetHandler(unsigned id, ucp_am_recv_callback_t callback, void* arg);
+  // For every id there is; call it before SetHandler. UCX 1.13.1 leaves its table of handlers uninitialised except for
+  // the ids that were set (ucp_worker_set_am_handler_common initialises element `id` in a loop over `i`), so that a
+  // message with any other id makes it call whatever the memory held.
+  absl::Status SetHandlerOfAll(ucp_am_recv_callback_t callback, void* arg);
   // `data` must stay until `done`, which is deferred and comes exactly once; header and `owned` are kept here. With
   // data null, `owned` is the payload.
   void Send(ucp_ep_h ep, unsigned id, std::string header, std::string owned, const void* data, size_t size,

@@ -64,10 +64,13 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
   static void OnConnError(void* arg, ucp_ep_h ep, ucs_status_t status);
   static ucs_status_t OnFetchMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                      const ucp_am_recv_param_t* param);
+  static ucs_status_t OnUnknownMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                       const ucp_am_recv_param_t* param);
   static ucs_status_t OnStopMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                     const ucp_am_recv_param_t* param);
 
   void Accept(ucp_conn_request_h request);
+  void RejectMessage(Conn* conn);
   Conn* FindConn(ConnId id);
   Conn* ConnOf(const ucp_am_recv_param_t* param);
   void HandleFetch(ConnId conn_id, bool well_formed, const std::string& payload);
@@ -97,6 +100,7 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
 };
 
 absl::Status UcxServerImpl::OnStart() {
+  if (absl::Status s = SetHandlerOfAll(&OnUnknownMessage, this); !s.ok()) return s;
   if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kFetch), &OnFetchMessage, this); !s.ok()) return s;
   if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kStop), &OnStopMessage, this); !s.ok()) return s;
   sockaddr_in address{};
@@ -240,10 +244,7 @@ ucs_status_t UcxServerImpl::OnStopMessage(void* arg, const void* header, size_t 
   const std::optional<TransferId> id = DecodeStop(header, header_size);
   if (conn == nullptr || conn->closing || conn->refused) return UCS_OK;
   if (!id.has_value() || !conn->authenticated) {
-    self->Count(&UcxServerCounters::malformed);
-    self->Defer([self, conn_id = conn->id] {
-      if (Conn* c = self->FindConn(conn_id)) self->CloseConn(c);
-    });
+    self->RejectMessage(conn);
     return UCS_OK;
   }
   self->Defer([self, conn_id = conn->id, id = *id] {
@@ -252,6 +253,24 @@ ucs_status_t UcxServerImpl::OnStopMessage(void* arg, const void* header, size_t 
     self->Stop(&it->second, absl::Now());
   });
   return UCS_OK;
+}
+
+ucs_status_t UcxServerImpl::OnUnknownMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                             const ucp_am_recv_param_t* param) {
+  auto* self = static_cast<UcxServerImpl*>(arg);
+  Conn* conn = self->ConnOf(param);
+  if (conn == nullptr || !(conn->closing || conn->refused)) self->RejectMessage(conn);
+  return UCS_OK;
+}
+
+// Counts a message that no client of ours sends, and ends the connection it came by, where that is known.
+void UcxServerImpl::RejectMessage(Conn* conn) {
+  Count(&UcxServerCounters::malformed);
+  if (conn == nullptr) return;
+  conn->refused = true;
+  Defer([this, conn_id = conn->id] {
+    if (Conn* c = FindConn(conn_id)) CloseConn(c);
+  });
 }
 
 void UcxServerImpl::HandleFetch(ConnId conn_id, bool well_formed, const std::string& payload) {
