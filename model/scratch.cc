@@ -39,8 +39,8 @@ size_t Scratch::Carve(const ModelConfig& config, int rows, std::byte* base) {
   return used;
 }
 
-void Scratch::Reserve(const ModelConfig& config, int rows) {
-  if (rows <= capacity_) return;
+bool Scratch::Reserve(const ModelConfig& config, int rows) {
+  if (rows <= capacity_) return true;
   const size_t bytes = BytesFor(config, rows);
   memory_.reset();  // before the new one: never both at once
   capacity_ = 0;
@@ -49,6 +49,7 @@ void Scratch::Reserve(const ModelConfig& config, int rows) {
   std::iota(row_idx, row_idx + rows, 0);
   capacity_ = rows;
   size_bytes_ = bytes;
+  return true;
 }
 
 size_t Scratch::BytesFor(const ModelConfig& config, int rows) { return Scratch().Carve(config, rows, nullptr); }

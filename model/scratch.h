@@ -30,8 +30,9 @@ class Scratch {
   float* local_rope_sin = nullptr;
   int32_t* row_idx = nullptr;  // 0, 1, 2, ...: rows of the rope tables
 
-  // Makes room for `rows` rows; contents are lost when it has to grow. rows > 0.
-  void Reserve(const ModelConfig& config, int rows);
+  // Makes room for `rows` rows; contents are lost when it has to grow. rows > 0. False when there is no memory for
+  // BytesFor(config, rows); then there is room for none.
+  [[nodiscard]] bool Reserve(const ModelConfig& config, int rows);
   int capacity() const { return capacity_; }
   size_t size_bytes() const { return size_bytes_; }
 

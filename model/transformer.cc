@@ -88,7 +88,7 @@ void Transformer::Forward(const ForwardBatch& batch, const kernels::KvView& kv, 
   RequireValid(batch, config_, max_context_, kv, logits.size());
   const int rows = static_cast<int>(batch.token_ids.size());
   if (rows == 0) return;
-  scratch_.Reserve(config_, rows);
+  Require(scratch_.Reserve(config_, rows), "no memory for a batch larger than max_batch_rows");
   Embed(batch.token_ids, scratch_.x);
   FillRopeTables(batch.positions);
   for (int i = 0; i < config_.num_layers; ++i) {

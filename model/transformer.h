@@ -44,7 +44,7 @@ class Transformer : public ModelRunner {
   };
 
   // Validates and copies. Errors: ReadConfig's; DATA_LOSS or FAILED_PRECONDITION when the file changes meanwhile;
-  // INVALID_ARGUMENT for options out of range or weights that are not finite in norms, biases and frequencies.
+  // INVALID_ARGUMENT for options out of range or norms and biases that are not finite; RESOURCE_EXHAUSTED: scratch.
   static absl::StatusOr<std::unique_ptr<Transformer>> Load(const GgufFile& file, kernels::Backend* backend,
                                                            const Options& options);
 

@@ -114,8 +114,10 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Load(const GgufFile& f
                                                                const Options& options) {
   auto config = ReadConfig(file);
   if (!config.ok()) return config.status();
-  if (options.max_batch_rows < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("max_batch_rows is ", options.max_batch_rows, "; give at least 1"));
+  constexpr int kMaxBatchRows = 1 << 16;
+  if (options.max_batch_rows < 1 || options.max_batch_rows > kMaxBatchRows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_batch_rows is ", options.max_batch_rows, "; give 1 to ", kMaxBatchRows));
   }
   if (options.max_context < 0 || options.max_context > config->context_length) {
     return absl::InvalidArgumentError(absl::StrCat("max_context is ", options.max_context, "; ", file.name(),
@@ -135,7 +137,11 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Load(const GgufFile& f
   if (!model->config_.tied_head) model->head_ = loader.Matrix("output.weight");
   if (!loader.status().ok()) return loader.status();
   if (absl::Status unchanged = file.CheckUnchanged(); !unchanged.ok()) return unchanged;
-  model->scratch_.Reserve(model->config_, options.max_batch_rows);
+  if (!model->scratch_.Reserve(model->config_, options.max_batch_rows)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(file.name(), ": no memory for the activations of ", options.max_batch_rows, " rows, ",
+                     Scratch::BytesFor(model->config_, options.max_batch_rows), " bytes. Lower max_batch_rows."));
+  }
   return model;
 }
 

@@ -144,6 +144,7 @@ TEST(TransformerTest, LoadRefusesBadOptions) {
   EXPECT_TRUE(absl::StrContains(too_long.message(), "100")) << too_long;
   EXPECT_EQ(load({.max_context = -1}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(load({.max_batch_rows = 0}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(load({.max_batch_rows = 1 << 20}).status().code(), absl::StatusCode::kInvalidArgument);
   const auto whole = load({});
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ((*whole)->max_context(), 100);
