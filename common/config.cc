@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "common/config_fields.h"
 #include "common/config_yaml.h"
 
 extern char** environ;
@@ -23,16 +24,10 @@ extern char** environ;
 namespace baton {
 namespace {
 
+using config_internal::EnvName;
+using config_internal::FindField;
+using config_internal::FlagName;
 using google::protobuf::FieldDescriptor;
-
-// Generated from the comments of proto/config.proto.
-struct HelpText {
-  const char* name;
-  const char* text;
-};
-constexpr HelpText kHelp[] = {
-#include "common/config_help.inc"
-};
 
 // The one table of defaults and accepted values. A null default: none, or decided where the setting is used (see the
 // schema's comment).
@@ -85,10 +80,6 @@ const Rule* FindRule(absl::string_view name) {
   return nullptr;
 }
 
-const FieldDescriptor* FindField(absl::string_view name) {
-  return v1::Config::descriptor()->FindFieldByName(std::string(name));
-}
-
 int EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<int> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -112,20 +103,6 @@ std::pair<std::string, int> NearestField(absl::string_view name) {
     if (distance < best.second) best = {rule.name, distance};
   }
   return best;
-}
-
-std::string FlagName(absl::string_view field) { return absl::StrCat("--", absl::StrReplaceAll(field, {{"_", "-"}})); }
-std::string EnvName(absl::string_view field) { return absl::StrCat("BATON_", absl::AsciiStrToUpper(field)); }
-
-const char* TypeName(const FieldDescriptor* field) {
-  switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return "boolean";
-    case FieldDescriptor::CPPTYPE_STRING:
-      return "string";
-    default:
-      return "integer";
-  }
 }
 
 absl::Status BadValue(const FieldDescriptor* field, absl::string_view value, absl::string_view origin,
@@ -377,59 +354,6 @@ std::pair<std::vector<std::string>, std::vector<std::string>> SplitConfigFlags(c
     if (!is_bool && !flag.value.has_value() && i + 1 < args.size()) split.first.push_back(args[++i]);
   }
   return split;
-}
-
-std::vector<ConfigFieldInfo> ConfigFields() {
-  std::vector<ConfigFieldInfo> fields;
-  const auto* descriptor = v1::Config::descriptor();
-  for (int i = 0; i < descriptor->field_count(); ++i) {
-    const FieldDescriptor* field = descriptor->field(i);
-    ConfigFieldInfo info{field->name(), FlagName(field->name()), EnvName(field->name()), TypeName(field), ""};
-    for (const HelpText& help : kHelp) {
-      if (field->name() == help.name) info.help = help.text;
-    }
-    fields.push_back(std::move(info));
-  }
-  return fields;
-}
-
-std::string ConfigHelp() {
-  std::string out = "  --config FILE               YAML file with settings (name: value)\n";
-  for (const ConfigFieldInfo& field : ConfigFields()) {
-    std::string left = absl::StrCat("  ", field.flag, field.type == "boolean" ? "" : absl::StrCat(" ", field.type));
-    left.resize(std::max<size_t>(left.size() + 2, 30), ' ');
-    absl::StrAppend(&out, left, field.help, "\n");
-  }
-  return out;
-}
-
-std::string DumpConfig(const LoadedConfig& loaded) {
-  std::string out;
-  const auto* reflection = loaded.config.GetReflection();
-  for (const ConfigFieldInfo& info : ConfigFields()) {
-    const FieldDescriptor* field = FindField(info.name);
-    if (!reflection->HasField(loaded.config, field)) {
-      absl::StrAppend(&out, "# ", info.name, ": unset\n");
-      continue;
-    }
-    std::string value;
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_BOOL:
-        value = reflection->GetBool(loaded.config, field) ? "true" : "false";
-        break;
-      case FieldDescriptor::CPPTYPE_UINT32:
-        value = absl::StrCat(reflection->GetUInt32(loaded.config, field));
-        break;
-      case FieldDescriptor::CPPTYPE_UINT64:
-        value = absl::StrCat(reflection->GetUInt64(loaded.config, field));
-        break;
-      default:
-        value = absl::StrCat("'", absl::StrReplaceAll(reflection->GetString(loaded.config, field), {{"'", "''"}}), "'");
-    }
-    const auto origin = loaded.origins.find(info.name);
-    absl::StrAppend(&out, info.name, ": ", value, "  # ", origin == loaded.origins.end() ? "?" : origin->second, "\n");
-  }
-  return out;
 }
 
 }  // namespace baton

@@ -4,8 +4,8 @@
 //   environment  BATON_MAX_CONTEXT=4096
 //   YAML file    max_context: 4096        (named by --config=FILE or BATON_CONFIG)
 //
-// Precedence: flag, environment, file, default. Every mistake is INVALID_ARGUMENT that names the field, the value, where
-// it was written and what would be accepted; an unknown name comes with the nearest known one.
+// Precedence: flag, environment, file, default. Every mistake is INVALID_ARGUMENT that names the field, the value,
+// where it was written and what would be accepted; an unknown name comes with the nearest known one.
 //
 // Thread contract: plain functions and values.
 #ifndef BATON_COMMON_CONFIG_H_

@@ -86,8 +86,8 @@ std::string FormatLogLine(bool json, LogLevel level, absl::string_view time, abs
     }
     return line;
   }
-  std::string line = absl::StrCat("{\"time\":", Quote(time), ",\"level\":\"", level_name, "\",\"process\":",
-                                  Quote(process), ",\"message\":", Quote(message));
+  std::string line = absl::StrCat("{\"time\":", Quote(time), ",\"level\":\"", level_name,
+                                  "\",\"process\":", Quote(process), ",\"message\":", Quote(message));
   for (const LogField& field : fields) {
     absl::StrAppend(&line, ",", Quote(field.name), ":",
                     field.kind == LogField::Kind::kText ? Quote(field.value) : field.value);
@@ -99,8 +99,8 @@ void Log(LogLevel level, absl::string_view message, std::initializer_list<LogFie
   State& state = GetState();
   if (!state.logger->should_log(ToSpdlog(level))) return;
   const std::string time = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
-  state.logger->log(ToSpdlog(level), spdlog::string_view_t(
-                                         FormatLogLine(state.json, level, time, state.process, message, fields)));
+  state.logger->log(ToSpdlog(level),
+                    spdlog::string_view_t(FormatLogLine(state.json, level, time, state.process, message, fields)));
 }
 
 }  // namespace baton

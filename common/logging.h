@@ -30,8 +30,8 @@ struct LogField {
   LogField(const char* name, bool value) : name(name), value(value ? "true" : "false"), kind(Kind::kBool) {}
   LogField(const char* name, const absl::Status& status) : name(name), value(status.ToString()), kind(Kind::kText) {}
   template <class Number>
-    requires(std::is_arithmetic_v<Number>)
-  LogField(const char* name, Number number) : name(name), value(Format(number)), kind(Kind::kNumber) {}
+  requires(std::is_arithmetic_v<Number>) LogField(const char* name, Number number)
+      : name(name), value(Format(number)), kind(Kind::kNumber) {}
 
   const char* name;
   std::string value;
@@ -40,10 +40,7 @@ struct LogField {
  private:
   static std::string Format(double v);
   template <class Integer>
-    requires(std::is_integral_v<Integer>)
-  static std::string Format(Integer v) {
-    return std::to_string(v);
-  }
+  requires(std::is_integral_v<Integer>) static std::string Format(Integer v) { return std::to_string(v); }
 };
 
 bool LogEnabled(LogLevel level);

@@ -5,9 +5,8 @@
 namespace baton {
 
 const std::vector<double>& LatencyBuckets() {
-  static const auto* buckets = new std::vector<double>{0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005,
-                                                       0.01,    0.025,  0.05,    0.1,    0.25,  0.5,    1,
-                                                       2.5,     5,      10,      30,     60};
+  static const auto* buckets = new std::vector<double>{
+      0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
   return *buckets;
 }
 

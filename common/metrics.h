@@ -1,5 +1,5 @@
-// Counters, gauges and histograms of one process, in Prometheus's text form. A thin layer over prometheus-cpp that keeps
-// names in one style (baton_...) and adds gauges that are computed when somebody looks.
+// Counters, gauges and histograms of one process, in Prometheus's text form. A thin layer over prometheus-cpp that
+// keeps names in one style (baton_...) and adds gauges that are computed when somebody looks.
 //
 // Thread contract: thread-safe. References stay valid as long as the Metrics object.
 #ifndef BATON_COMMON_METRICS_H_

@@ -18,8 +18,8 @@
 
 namespace baton {
 
-// Keeps stdout for events alone: from now on what anything else prints to stdout (UCX's warnings, for one) goes to stderr.
-// Call once, at the top of main.
+// Keeps stdout for events alone: from now on what anything else prints to stdout (UCX's warnings, for one) goes to
+// stderr. Call once, at the top of main.
 void ReserveStdout();
 
 // Repeats are thinned to one line per percent and phase. `progress` in [0, 1].

@@ -1,5 +1,5 @@
-// Errors inside the process are absl::Status; on the wire they are grpc::Status with google.rpc details. Both directions,
-// and the one table that says what a code means to the router and to an HTTP client.
+// Errors inside the process are absl::Status; on the wire they are grpc::Status with google.rpc details. Both
+// directions, and the one table that says what a code means to the router and to an HTTP client.
 //
 // Thread contract: plain functions.
 #ifndef BATON_COMMON_STATUS_H_
@@ -25,7 +25,7 @@ enum class RouterAction {
 
 struct StatusRule {
   absl::StatusCode code;
-  const char* name;     // "INVALID_ARGUMENT"
+  const char* name;  // "INVALID_ARGUMENT"
   RouterAction action;
   int http_code;
   const char* meaning;  // in Baton

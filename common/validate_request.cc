@@ -38,8 +38,8 @@ absl::Status CheckFloat(const FloatRange& r) {
   if (std::isfinite(r.value) && (r.open_min ? r.value > r.min : r.value >= r.min) && r.value <= r.max) {
     return absl::OkStatus();
   }
-  return InvalidField(absl::StrCat("sampling.", r.name), absl::StrCat(r.value, " is not in ", r.open_min ? "(" : "[",
-                                                                      r.min, ", ", r.max, "]"));
+  return InvalidField(absl::StrCat("sampling.", r.name),
+                      absl::StrCat(r.value, " is not in ", r.open_min ? "(" : "[", r.min, ", ", r.max, "]"));
 }
 
 absl::Status CheckInt(const char* name, bool present, int64_t value, int64_t min, int64_t max) {
@@ -247,9 +247,9 @@ absl::Status ValidatePromptLength(int64_t num_prompt_tokens, const v1::SamplingP
   }
   const int64_t room = limits.max_context - num_prompt_tokens;
   if (s.min_tokens() > room) {
-    return InvalidField("sampling.min_tokens", absl::StrCat(s.min_tokens(), " is more than the ", room,
-                                                            " tokens that a prompt of ", num_prompt_tokens,
-                                                            " leaves of the context of ", limits.max_context));
+    return InvalidField("sampling.min_tokens",
+                        absl::StrCat(s.min_tokens(), " is more than the ", room, " tokens that a prompt of ",
+                                     num_prompt_tokens, " leaves of the context of ", limits.max_context));
   }
   return absl::OkStatus();
 }

@@ -45,8 +45,8 @@ absl::Status ValidatePromptLength(int64_t num_prompt_tokens, const v1::SamplingP
 absl::Status ValidateTokenIds(const google::protobuf::RepeatedField<int32_t>& ids, absl::string_view field,
                               const ModelLimits& limits);
 
-// `sampling`, which is valid, with every optional field set: defaults as in inference.proto, `seed` where none is given,
-// max_tokens at most what is left of the context, top_k -1 as 0. Unset logprobs stays unset (it means none).
+// `sampling`, which is valid, with every optional field set: defaults as in inference.proto, `seed` where none is
+// given, max_tokens at most what is left of the context, top_k -1 as 0. Unset logprobs stays unset (it means none).
 v1::SamplingParams ResolveDefaults(const v1::SamplingParams& sampling, int64_t num_prompt_tokens, uint64_t seed,
                                    const ModelLimits& limits);
 

@@ -15,8 +15,7 @@ namespace {
 absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> StartTransport(const v1::Config& config,
                                                                             kvtransfer::ReceiverOptions receiver) {
   if (config.kv_transport() == "loopback") {
-    return absl::InvalidArgumentError(
-        "kv_transport is loopback, which works inside one process only; use auto or ucx");
+    return absl::InvalidArgumentError("kv_transport is loopback, which works inside one process only; use auto or ucx");
   }
   kvtransfer::UcxOptions options;
   options.network_trusted = config.kv_network_trusted();
@@ -44,15 +43,14 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   if (!model.ok()) return model.status();
   engine_metrics.Attach(model->get());
 
-  absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> transport = StartTransport(
-      config, {.key = *key, .layout = (*model)->kv_layout(), .fingerprint = (*model)->fingerprint()});
+  absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> transport =
+      StartTransport(config, {.key = *key, .layout = (*model)->kv_layout(), .fingerprint = (*model)->fingerprint()});
   if (!transport.ok()) return transport.status();
-  decode_worker::DecodeService service(
-      {.model = model->get(),
-       .transports = {{std::string((*transport)->name()), transport->get()}},
-       .key = *key,
-       .engine_metrics = &engine_metrics,
-       .metrics = &metrics});
+  decode_worker::DecodeService service({.model = model->get(),
+                                        .transports = {{std::string((*transport)->name()), transport->get()}},
+                                        .key = *key,
+                                        .engine_metrics = &engine_metrics,
+                                        .metrics = &metrics});
 
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());

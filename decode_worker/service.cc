@@ -169,8 +169,8 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
   std::vector<engine::SampledToken> first_tokens_;
   absl::Time last_token_ = absl::InfinitePast();
   mutable Mutex mu_;
-  std::string engine_id_;                              // set once, under mu_
-  kvtransfer::TransportClient* transport_ = nullptr;   // set once, under mu_
+  std::string engine_id_;                             // set once, under mu_
+  kvtransfer::TransportClient* transport_ = nullptr;  // set once, under mu_
   std::optional<kvtransfer::FetchId> fetch_ ABSL_GUARDED_BY(mu_);
   bool abandoned_ ABSL_GUARDED_BY(mu_) = false;
 };
@@ -218,8 +218,8 @@ absl::Status DecodeService::Begin(const v1::DecodeRequest& request, absl::Time d
                                deadline, options_.model->limits());
   if (!parsed.ok()) return parsed.status();
   if (absl::Status s = CheckTicket(request); !s.ok()) return s;
-  absl::StatusOr<std::vector<engine::SampledToken>> first_tokens = engine::FirstTokensFromProto(
-      request.first_tokens(), parsed->sampling.n, options_.model->limits().vocab_size);
+  absl::StatusOr<std::vector<engine::SampledToken>> first_tokens =
+      engine::FirstTokensFromProto(request.first_tokens(), parsed->sampling.n, options_.model->limits().vocab_size);
   if (!first_tokens.ok()) return first_tokens.status();
   // The number keeps two calls apart that name the same attempt.
   parsed->request_id = absl::StrCat(request.request_id(), "#", request.epoch(), ".", next_call_++);

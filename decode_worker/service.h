@@ -16,8 +16,8 @@
 
 namespace baton::decode_worker {
 
-// Thread contract: gRPC calls it from its threads. Model, transports and metrics are not owned and outlive it; calls must
-// have ended (server shut down) before it is destroyed.
+// Thread contract: gRPC calls it from its threads. Model, transports and metrics are not owned and outlive it; calls
+// must have ended (server shut down) before it is destroyed.
 class DecodeService : public v1::DecodeWorker::CallbackService {
  public:
   struct Options {
@@ -31,9 +31,9 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
   explicit DecodeService(const Options& options);
   ~DecodeService() override;
 
-  // Events as in worker.proto. The ticket is checked (shape, MAC, layout, model, request) before any memory is promised.
-  // When the call is cancelled, or its deadline passes, waiting, transfer and decode stop within one step and all blocks
-  // come back.
+  // Events as in worker.proto. The ticket is checked (shape, MAC, layout, model, request) before any memory is
+  // promised. When the call is cancelled, or its deadline passes, waiting, transfer and decode stop within one step and
+  // all blocks come back.
   grpc::ServerWriteReactor<v1::DecodeEvent>* Decode(grpc::CallbackServerContext* context,
                                                     const v1::DecodeRequest* request) override;
 

@@ -15,8 +15,8 @@ struct AvailableMemory {
   std::string source = "unknown";  // "MemAvailable" or "cgroup"
 };
 
-// The smaller of the kernel's MemAvailable and what the control group (v2, v1) leaves; INT64_MAX where neither is known.
-// `root` replaces "/" in tests.
+// The smaller of the kernel's MemAvailable and what the control group (v2, v1) leaves; INT64_MAX where neither is
+// known. `root` replaces "/" in tests.
 AvailableMemory ReadAvailableMemory(const std::string& root = "");
 
 // What a worker is about to hold.

@@ -50,18 +50,20 @@ void EngineMetrics::OnEmitted(absl::Time sampled) { Observe(emit_, absl::Now() -
 void EngineMetrics::OnStopped(absl::Time last_token) { Observe(stop_, absl::Now() - last_token); }
 
 void EngineMetrics::OnRefused(const absl::Status& status) {
-  metrics_->Counter("baton_refusals_total", "Requests that ended with an error, by status code",
-                    {{"code", RuleFor(status.code()).name}})
+  metrics_
+      ->Counter("baton_refusals_total", "Requests that ended with an error, by status code",
+                {{"code", RuleFor(status.code()).name}})
       .Increment();
 }
 
 void EngineMetrics::Attach(LoadedModel* model) {
-  metrics_->Gauge("baton_model_info", "1; the model in the labels",
-                  {{"model", model->model_name()},
-                   {"architecture", model->architecture()},
-                   {"backend", model->backend_name()},
-                   {"weights", model->fingerprint().weights().substr(0, 12)},
-                   {"numerics", model->fingerprint().numerics_class()}})
+  metrics_
+      ->Gauge("baton_model_info", "1; the model in the labels",
+              {{"model", model->model_name()},
+               {"architecture", model->architecture()},
+               {"backend", model->backend_name()},
+               {"weights", model->fingerprint().weights().substr(0, 12)},
+               {"numerics", model->fingerprint().numerics_class()}})
       .Set(1);
   metrics_->Gauge("baton_weight_bytes", "Memory of the weights").Set(static_cast<double>(model->memory().total()));
   const auto blocks = [this](const char* state) {
@@ -72,21 +74,21 @@ void EngineMetrics::Attach(LoadedModel* model) {
   auto* running = &metrics_->Gauge("baton_running_sequences", "Sequences in the batch");
   auto* waiting = &metrics_->Gauge("baton_waiting_requests", "Requests not yet admitted");
   auto* waiting_tokens = &metrics_->Gauge("baton_waiting_tokens", "Prompt tokens of waiting requests");
-  collect_ = metrics_->OnCollect([=, engine = model->engine(), free = blocks("free"), active = blocks("active"),
-                                  leased = blocks("leased"), cached = blocks("cached"),
-                                  quarantined = blocks("quarantined")] {
-    const EngineLoad load = engine->load();
-    free->Set(load.ledger.free);
-    active->Set(load.ledger.active);
-    leased->Set(load.ledger.leased);
-    cached->Set(load.ledger.cached);
-    quarantined->Set(load.ledger.quarantined);
-    total->Set(load.ledger.total);
-    block_bytes->Set(load.ledger.block_bytes);
-    running->Set(load.running);
-    waiting->Set(load.waiting);
-    waiting_tokens->Set(load.waiting_tokens);
-  });
+  collect_ =
+      metrics_->OnCollect([=, engine = model->engine(), free = blocks("free"), active = blocks("active"),
+                           leased = blocks("leased"), cached = blocks("cached"), quarantined = blocks("quarantined")] {
+        const EngineLoad load = engine->load();
+        free->Set(load.ledger.free);
+        active->Set(load.ledger.active);
+        leased->Set(load.ledger.leased);
+        cached->Set(load.ledger.cached);
+        quarantined->Set(load.ledger.quarantined);
+        total->Set(load.ledger.total);
+        block_bytes->Set(load.ledger.block_bytes);
+        running->Set(load.running);
+        waiting->Set(load.waiting);
+        waiting_tokens->Set(load.waiting_tokens);
+      });
 }
 
 }  // namespace baton::engine

@@ -54,8 +54,7 @@ absl::StatusOr<Request> RequestFromProto(const std::string& request_id,
                                          const v1::SamplingParams& sampling, const std::string& tenant,
                                          absl::Time deadline, const ModelLimits& limits) {
   if (request_id.empty() || request_id.size() > kMaxRequestIdBytes) {
-    return InvalidField("request_id",
-                        absl::StrCat(request_id.size(), " bytes; must be 1 to ", kMaxRequestIdBytes));
+    return InvalidField("request_id", absl::StrCat(request_id.size(), " bytes; must be 1 to ", kMaxRequestIdBytes));
   }
   if (absl::Status s = ValidateTokenIds(prompt_token_ids, "prompt_token_ids", limits); !s.ok()) return s;
   if (absl::Status s = ValidateSamplingParams(sampling, limits); !s.ok()) return s;

@@ -18,8 +18,8 @@
 
 namespace baton::engine {
 
-// `sampling` as the router sends it: defaults resolved, seed set. INVALID_ARGUMENT (naming the field) when it breaks the
-// limits anyway: a worker's port is a door too.
+// `sampling` as the router sends it: defaults resolved, seed set. INVALID_ARGUMENT (naming the field) when it breaks
+// the limits anyway: a worker's port is a door too.
 absl::StatusOr<Request> RequestFromProto(const std::string& request_id,
                                          const google::protobuf::RepeatedField<int32_t>& prompt_token_ids,
                                          const v1::SamplingParams& sampling, const std::string& tenant,

@@ -39,8 +39,8 @@ absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& confi
 absl::StatusOr<kernels::DType> KvDType(const v1::Config& config) {
   const std::string name = config.has_kv_dtype() ? config.kv_dtype() : config.numerics() == "f32" ? "f32" : "f16";
   const std::optional<kernels::DType> dtype = kernels::FromName(name);
-  if (!dtype.has_value() || (*dtype != kernels::DType::kF32 && *dtype != kernels::DType::kF16 &&
-                             *dtype != kernels::DType::kBF16)) {
+  if (!dtype.has_value() ||
+      (*dtype != kernels::DType::kF32 && *dtype != kernels::DType::kF16 && *dtype != kernels::DType::kBF16)) {
     return absl::InvalidArgumentError(absl::StrCat("kv_dtype is \"", name, "\"; expected f32, f16 or bf16"));
   }
   return *dtype;
@@ -170,8 +170,7 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   if (plan.engine.num_blocks < 2) {
     return absl::ResourceExhaustedError(absl::StrCat("kv_memory_mib is ", kv_mib, ", which holds ",
                                                      plan.engine.num_blocks, " blocks of ", block_bytes, " bytes (",
-                                                     plan.engine.block_size,
-                                                     " tokens); raise it or lower block_size"));
+                                                     plan.engine.block_size, " tokens); raise it or lower block_size"));
   }
   plan.kv_bytes = plan.engine.num_blocks * block_bytes;
   // A sequence longer than the pool could never run.

@@ -18,8 +18,7 @@ namespace {
 absl::StatusOr<std::unique_ptr<kvtransfer::TransportServer>> StartTransport(const v1::Config& config,
                                                                             kvtransfer::Exporter* exporter) {
   if (config.kv_transport() == "loopback") {
-    return absl::InvalidArgumentError(
-        "kv_transport is loopback, which works inside one process only; use auto or ucx");
+    return absl::InvalidArgumentError("kv_transport is loopback, which works inside one process only; use auto or ucx");
   }
   kvtransfer::UcxOptions options;
   options.network_trusted = config.kv_network_trusted();

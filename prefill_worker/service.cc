@@ -22,8 +22,8 @@ constexpr size_t kMaxPendingExports = 4096;
 
 using Stream = rpc::StreamWriter<v1::PrefillEvent>;
 
-// One Prefill: the engine's sink. Runs on the engine's thread, then, after OnDone, on the export thread; Abandon comes from
-// gRPC's threads.
+// One Prefill: the engine's sink. Runs on the engine's thread, then, after OnDone, on the export thread; Abandon comes
+// from gRPC's threads.
 class PrefillService::Call : public engine::RequestSink, public std::enable_shared_from_this<Call> {
  public:
   Call(PrefillService* service, std::string engine_id, const v1::PrefillRequest& request)
@@ -74,8 +74,8 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
     uint64_t bytes = 0;
     for (size_t i = 0; i < lease_.blocks().size(); ++i) bytes += lease_.bytes(i).size();
     if (stream_->cancelled()) return End(absl::CancelledError("the caller went away before the hand-over"));
-    absl::StatusOr<v1::Ticket> ticket = service_->options_.exporter->Export(
-        request_id_, epoch_, std::move(lease_), num_tokens_, service_->options_.lease);
+    absl::StatusOr<v1::Ticket> ticket = service_->options_.exporter->Export(request_id_, epoch_, std::move(lease_),
+                                                                            num_tokens_, service_->options_.lease);
     if (!ticket.ok()) return End(ticket.status());
     service_->export_seconds_->Observe(absl::ToDoubleSeconds(absl::Now() - begin));
     service_->bytes_exported_->Increment(static_cast<double>(bytes));

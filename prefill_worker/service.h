@@ -1,4 +1,5 @@
-// baton.v1.PrefillWorker: engine plus exporter. A prompt comes in, token 0 of every choice and a ticket for the KV go out.
+// baton.v1.PrefillWorker: engine plus exporter. A prompt comes in, token 0 of every choice and a ticket for the KV go
+// out.
 #ifndef BATON_PREFILL_WORKER_SERVICE_H_
 #define BATON_PREFILL_WORKER_SERVICE_H_
 
@@ -35,8 +36,7 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
   // one step; an export that was made meanwhile is released.
   grpc::ServerWriteReactor<v1::PrefillEvent>* Prefill(grpc::CallbackServerContext* context,
                                                       const v1::PrefillRequest* request) override;
-  grpc::ServerUnaryReactor* ReleaseTicket(grpc::CallbackServerContext* context,
-                                          const v1::ReleaseTicketRequest* request,
+  grpc::ServerUnaryReactor* ReleaseTicket(grpc::CallbackServerContext* context, const v1::ReleaseTicketRequest* request,
                                           v1::ReleaseTicketResponse* response) override;
 
   // For WorkerHost's hooks.

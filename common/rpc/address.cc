@@ -70,12 +70,13 @@ absl::Status ExplainBindFailure(absl::string_view address) {
     if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 1) != 0) {
       const int error = errno;
       if (error == EADDRINUSE) {
-        result = absl::AlreadyExistsError(absl::StrCat(
-            "cannot listen on ", address, ": the port is in use; stop the process that has it (`ss -ltnp` names it) or ",
-            "choose another port (0 takes a free one)"));
+        result = absl::AlreadyExistsError(
+            absl::StrCat("cannot listen on ", address,
+                         ": the port is in use; stop the process that has it (`ss -ltnp` names it) or ",
+                         "choose another port (0 takes a free one)"));
       } else if (error == EACCES) {
-        result = absl::PermissionDeniedError(absl::StrCat("cannot listen on ", address,
-                                                          ": ports below 1024 need privileges; choose another port"));
+        result = absl::PermissionDeniedError(
+            absl::StrCat("cannot listen on ", address, ": ports below 1024 need privileges; choose another port"));
       } else {
         result = absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", strerror(error)));
       }

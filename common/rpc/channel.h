@@ -13,8 +13,8 @@ namespace baton::rpc {
 
 struct ChannelOptions {
   int max_message_bytes = 8 << 20;
-  // Unary calls that end with UNAVAILABLE before the server saw them are tried up to 4 times. Streams are never replayed:
-  // what retries a request is the router, which knows what was emitted.
+  // Unary calls that end with UNAVAILABLE before the server saw them are tried up to 4 times. Streams are never
+  // replayed: what retries a request is the router, which knows what was emitted.
   bool retry_unavailable = true;
   // Two channels of one process to one address share a connection unless this differs.
   bool own_connection = false;

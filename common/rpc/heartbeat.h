@@ -1,4 +1,5 @@
-// A worker's side of membership: registers with the router, reports load, registers again when the router was restarted.
+// A worker's side of membership: registers with the router, reports load, registers again when the router was
+// restarted.
 #ifndef BATON_COMMON_RPC_HEARTBEAT_H_
 #define BATON_COMMON_RPC_HEARTBEAT_H_
 
@@ -17,8 +18,8 @@
 namespace baton::rpc {
 
 struct HeartbeatOptions {
-  std::string router;      // host:port
-  v1::WorkerInfo worker;   // sent at each registration; the incarnation stays
+  std::string router;                               // host:port
+  v1::WorkerInfo worker;                            // sent at each registration; the incarnation stays
   absl::Duration period = absl::Milliseconds(500);  // the router's answer overrides it
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
@@ -56,7 +57,7 @@ class Heartbeat {
 
   HeartbeatOptions options_;
   std::unique_ptr<v1::Cluster::Stub> stub_;
-  absl::Duration period_;                               // thread_ only
+  absl::Duration period_;                                   // thread_ only
   absl::StatusCode reported_ = absl::StatusCode::kUnknown;  // thread_ only
   mutable Mutex mu_;
   CondVar cv_;

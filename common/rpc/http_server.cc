@@ -42,7 +42,7 @@ class HttpServer::Impl {
   std::thread thread;
   std::string address;
   int port = 0;
-  bool stopped = false;     // owner's thread only
+  bool stopped = false;  // owner's thread only
 };
 
 namespace {
@@ -95,9 +95,8 @@ class Session : public std::enable_shared_from_this<Session<ServerImpl>> {
     parser_->header_limit(static_cast<uint32_t>(server_->options.max_header_bytes));
     parser_->body_limit(server_->options.max_body_bytes);
     stream_.expires_after(absl::ToChronoNanoseconds(server_->options.header_timeout));
-    http::async_read(stream_, buffer_, *parser_, [self = this->shared_from_this()](beast::error_code ec, size_t) {
-      self->OnRequest(ec);
-    });
+    http::async_read(stream_, buffer_, *parser_,
+                     [self = this->shared_from_this()](beast::error_code ec, size_t) { self->OnRequest(ec); });
   }
 
   void OnRequest(beast::error_code ec) {

@@ -25,9 +25,9 @@ struct HttpServerOptions {
 };
 
 struct HttpRequest {
-  std::string method;  // "GET"
-  std::string path;    // without the query
-  std::string query;   // without '?'
+  std::string method;                          // "GET"
+  std::string path;                            // without the query
+  std::string query;                           // without '?'
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;
 };

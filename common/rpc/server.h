@@ -35,8 +35,8 @@ struct NamedService {
 class Server {
  public:
   // Starts to listen; health says NOT_SERVING (and "liveness" SERVING) until SetServing(true).
-  // INVALID_ARGUMENT: not host:port. ALREADY_EXISTS: the port is in use. PERMISSION_DENIED, UNAVAILABLE: it cannot be bound otherwise. Each
-  // message names the address and what to do.
+  // INVALID_ARGUMENT: not host:port. ALREADY_EXISTS: the port is in use. PERMISSION_DENIED, UNAVAILABLE: it cannot be
+  // bound otherwise. Each message names the address and what to do.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const std::vector<NamedService>& services);
   // Shuts down at once if that was not done.

@@ -168,7 +168,8 @@ absl::Status WorkerHost::Drain() {
 absl::StatusOr<std::string> ClusterKeyFile(const v1::Config& config) {
   if (config.has_cluster_key_file()) return config.cluster_key_file();
   return absl::InvalidArgumentError(
-      "cluster_key_file is not set; all workers of a cluster share a secret of 32 bytes or more that signs tickets. Make "
+      "cluster_key_file is not set; all workers of a cluster share a secret of 32 bytes or more that signs tickets. "
+      "Make "
       "one with `(umask 077; head -c 32 /dev/urandom > cluster.key)` and pass --cluster-key-file=cluster.key");
 }
 

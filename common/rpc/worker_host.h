@@ -35,8 +35,8 @@ struct WorkerHooks {
 // Thread contract: one owner; the Worker service inside is called by gRPC.
 class WorkerHost {
  public:
-  // `role` is "prefill" or "decode". `signals` and `metrics` outlive the host. A signal before Serve ends the process at
-  // once: nothing runs that would have to finish.
+  // `role` is "prefill" or "decode". `signals` and `metrics` outlive the host. A signal before Serve ends the process
+  // at once: nothing runs that would have to finish.
   WorkerHost(std::string role, const v1::Config& config, ShutdownSignals* signals, Metrics* metrics);
   ~WorkerHost();
 
@@ -48,8 +48,8 @@ class WorkerHost {
   // Progress of loading, in [0, 1], to stdout and /health/ready.
   void ReportLoading(absl::string_view phase, double fraction);
 
-  // Opens the gRPC port, registers with the router and serves until drained; then everything is closed. `info` needs what
-  // describes the model; name, role, addresses and process are filled in here. `services` besides baton.v1.Worker.
+  // Opens the gRPC port, registers with the router and serves until drained; then everything is closed. `info` needs
+  // what describes the model; name, role, addresses and process are filled in here. `services` besides baton.v1.Worker.
   // OK after a drain that finished; DEADLINE_EXCEEDED when drain_timeout_ms passed and requests were cut off.
   absl::Status Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks);
 

@@ -65,8 +65,8 @@ inline std::vector<BadRequest> BadRequests(const ModelLimits& limits) {
          m->set_content("\x80");
        },
        "chat.messages[0].content", "at byte 0"},
-      {"unknown model", [](R* r) { r->set_model("gpt-17"); }, "", "\"gpt-17\" is not served; served: ",
-       absl::StatusCode::kNotFound},
+      {"unknown model", [](R* r) { r->set_model("gpt-17"); }, "",
+       "\"gpt-17\" is not served; served: ", absl::StatusCode::kNotFound},
       {"model with control characters", [](R* r) { r->set_model("a\n\x1b[31m"); }, "", "\"a??[31m\"",
        absl::StatusCode::kNotFound},
       {"long request id", [](R* r) { r->set_request_id(std::string(129, 'a')); }, "request_id", "at most 128"},

@@ -96,7 +96,8 @@ TEST(ConfigTest, KvDtypeFollowsNumerics) {
 }
 
 TEST(ConfigTest, FlagSpellings) {
-  const auto loaded = LoadConfig(ProcessRole::kWorker, {"--max-queue", "7", "--no-prefix-cache", "--kv_lease_ms=200"}, {});
+  const auto loaded =
+      LoadConfig(ProcessRole::kWorker, {"--max-queue", "7", "--no-prefix-cache", "--kv_lease_ms=200"}, {});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->config.max_queue(), 7u);
   EXPECT_FALSE(loaded->config.prefix_cache());

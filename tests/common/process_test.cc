@@ -31,9 +31,9 @@ TEST(IdsTest, AreLongAndDiffer) {
 }
 
 TEST(LoggingTest, JsonLinesParseWhateverTheValues) {
-  const std::string line =
-      FormatLogLine(true, LogLevel::kWarn, "t", "p", "m\"\n", {{"s", "a\xff\"b\n"}, {"n", 3}, {"f", 0.5}, {"b", true},
-                                                              {"inf", 1.0 / 0.0}, {"st", absl::AbortedError("x")}});
+  const std::string line = FormatLogLine(
+      true, LogLevel::kWarn, "t", "p", "m\"\n",
+      {{"s", "a\xff\"b\n"}, {"n", 3}, {"f", 0.5}, {"b", true}, {"inf", 1.0 / 0.0}, {"st", absl::AbortedError("x")}});
   const auto parsed = nlohmann::json::parse(line, nullptr, false);
   ASSERT_FALSE(parsed.is_discarded()) << line;
   EXPECT_EQ(parsed["level"], "warn");

@@ -101,7 +101,7 @@ TEST(ValidateRequestTest, Utf8AgreesWithTheStandardsTable) {
   EXPECT_EQ(FirstInvalidUtf8("ab\xe0\x9f\xbf"), 2);     // overlong
   EXPECT_EQ(FirstInvalidUtf8("\xf0\x8f\xbf\xbf"), 0);   // overlong
   EXPECT_EQ(FirstInvalidUtf8("a\xc3"), 1);              // cut
-  EXPECT_EQ(FirstInvalidUtf8("\xc3(") , 0);
+  EXPECT_EQ(FirstInvalidUtf8("\xc3("), 0);
   EXPECT_EQ(FirstInvalidUtf8(absl::string_view("a\0b", 3)), -1);
 }
 

@@ -86,7 +86,8 @@ TEST(DecodeServiceTest, WrongTicketsAreRefusedBeforeAnythingIsReserved) {
   WorkerPair pair;
   const auto request = MakePrefill("a", 19);
   const auto good = WorkerPair::Next(request, pair.Prefill(request));
-  const auto expect = [&](const char* what, grpc::StatusCode code, const std::function<void(v1::DecodeRequest*)>& spoil) {
+  const auto expect = [&](const char* what, grpc::StatusCode code,
+                          const std::function<void(v1::DecodeRequest*)>& spoil) {
     auto bad = good;
     spoil(&bad);
     const auto result = pair.Decode(bad);

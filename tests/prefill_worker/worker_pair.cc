@@ -102,13 +102,13 @@ WorkerPair::WorkerPair(const PairOptions& options) {
   oracle_ = LoadModel(path, options.kv_mib, nullptr, nullptr);
   unlink(path.c_str());
 
-  exporter_ = std::make_unique<kvtransfer::Exporter>(
-      kvtransfer::Exporter::Options{.worker_name = "prefill-0",
-                                    .incarnation = NewIncarnation(),
-                                    .key = key_,
-                                    .layout = prefill_model_->kv_layout(),
-                                    .fingerprint = prefill_model_->fingerprint(),
-                                    .reap_interval = absl::Milliseconds(10)});
+  exporter_ =
+      std::make_unique<kvtransfer::Exporter>(kvtransfer::Exporter::Options{.worker_name = "prefill-0",
+                                                                           .incarnation = NewIncarnation(),
+                                                                           .key = key_,
+                                                                           .layout = prefill_model_->kv_layout(),
+                                                                           .fingerprint = prefill_model_->fingerprint(),
+                                                                           .reap_interval = absl::Milliseconds(10)});
   const kvtransfer::ReceiverOptions receiver{
       .key = key_, .layout = decode_model_->kv_layout(), .fingerprint = decode_model_->fingerprint()};
   if (options.transport == "ucx") {

@@ -55,7 +55,8 @@ class Client {
 
 struct Fixture {
   explicit Fixture(HttpServerOptions options = {}) : server(options) {
-    AddStandardHandlers(&server, [] { return std::string("baton_x 1\n"); }, [this] { return readiness; });
+    AddStandardHandlers(
+        &server, [] { return std::string("baton_x 1\n"); }, [this] { return readiness; });
     server.Handle("POST", "/echo", [](const HttpRequest& request) {
       HttpResponse response;
       response.body = request.body + "|" + request.query + "|" + request.headers.at("x-a");

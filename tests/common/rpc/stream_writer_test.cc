@@ -21,7 +21,8 @@ class Service : public v1::PrefillWorker::CallbackService {
  public:
   explicit Service(StreamWriterOptions options = {}) : options_(options) {}
 
-  grpc::ServerWriteReactor<v1::PrefillEvent>* Prefill(grpc::CallbackServerContext*, const v1::PrefillRequest*) override {
+  grpc::ServerWriteReactor<v1::PrefillEvent>* Prefill(grpc::CallbackServerContext*,
+                                                      const v1::PrefillRequest*) override {
     auto alive = std::make_shared<int>(0);
     auto stream = Stream::Create(options_, [this, alive] {
       MutexLock lock(&mu_);
@@ -157,7 +158,8 @@ TEST(StreamWriterTest, DeadlineReachesTheOwner) {
   EXPECT_TRUE(f.service.AwaitDone());
 }
 
-// A reader that never reads: flow control stops the transport, then the buffer fills, then the call ends. Nothing blocks.
+// A reader that never reads: flow control stops the transport, then the buffer fills, then the call ends. Nothing
+// blocks.
 TEST(StreamWriterTest, SlowReaderIsCutOff) {
   Fixture f({.max_buffered = 16});
   grpc::ClientContext context;
