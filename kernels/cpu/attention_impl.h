@@ -2,8 +2,8 @@
 //
 // Orders: keys in tiles of 32 that start at multiples of 32 of the absolute position, so that a row's result does not
 // depend on how the prompt was chunked. score = fma over ascending dimension; per tile the running maximum, sum (in 16
-// lanes, key j in lane j % 16) and output are rescaled if the maximum grew; output[d] = fma over ascending key. Tiles and
-// keys that a row does not see do not enter its arithmetic at all.
+// lanes, key j in lane j % 16) and output are rescaled if the maximum grew; output[d] = fma over ascending key. Tiles
+// and keys that a row does not see do not enter its arithmetic at all.
 
 struct AttentionState {
   int head_dim, padded_dim;
@@ -208,9 +208,15 @@ static void AttentionHead(const AttentionArgs& a) {
   const int end = a.first_position + (a.row_end - a.row_begin);
   for (int tile = first / kKeyTile * kKeyTile; tile < end; tile += kKeyTile) {
     switch (a.dtype) {
-      case DType::kF32: LoadTile<DType::kF32>(a, st, tile, first, end); break;
-      case DType::kBF16: LoadTile<DType::kBF16>(a, st, tile, first, end); break;
-      default: LoadTile<DType::kF16>(a, st, tile, first, end); break;
+      case DType::kF32:
+        LoadTile<DType::kF32>(a, st, tile, first, end);
+        break;
+      case DType::kBF16:
+        LoadTile<DType::kBF16>(a, st, tile, first, end);
+        break;
+      default:
+        LoadTile<DType::kF16>(a, st, tile, first, end);
+        break;
     }
     ProcessTile(a, st, tile, num_queries);
   }

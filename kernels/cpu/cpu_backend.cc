@@ -13,8 +13,8 @@ namespace baton::kernels {
 absl::StatusOr<std::unique_ptr<Backend>> Backend::CreateCpu(const Options& options) {
   constexpr int kMaxThreads = 1024;
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
-    return absl::InvalidArgumentError(absl::StrCat("num_threads is ", options.num_threads, "; it must be 0 (one per core) to ",
-                                                   kMaxThreads));
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_threads is ", options.num_threads, "; it must be 0 (one per core) to ", kMaxThreads));
   }
   const absl::StatusOr<Isa> isa = cpu::ResolveIsa(options.isa, cpu::CpuHasAvx2(), cpu::CpuHasAvx512());
   if (!isa.ok()) return isa.status();
@@ -51,7 +51,10 @@ void CpuBackend::ForRange(int64_t n, int64_t work, const Fn& fn) {
 }
 
 std::unique_ptr<WeightMatrix> CpuBackend::PackWeights(const HostTensor& tensor) {
-  return std::make_unique<PackedMatrix>(tensor, numerics_, &arena_);
+  auto matrix = std::make_unique<PackedMatrix>(tensor, numerics_, &arena_);
+  ForRange(matrix->num_panels(), matrix->rows() * matrix->cols(),
+           [&](int64_t begin, int64_t end, int) { matrix->PackPanels(tensor, begin, end); });
+  return matrix;
 }
 
 void CpuBackend::Quantize(const float* x, int64_t x_stride, int m, int64_t cols) {
@@ -120,8 +123,8 @@ void CpuBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, const
   });
 }
 
-void CpuBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim, std::span<const int32_t> positions,
-                      const RopeTable& table) {
+void CpuBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim,
+                      std::span<const int32_t> positions, const RopeTable& table) {
   const int64_t half = table.rope_dim / 2;
   ForRange(m, int64_t{m} * num_heads * head_dim / 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
@@ -161,8 +164,7 @@ void CpuBackend::PlanAttention(std::span<const SequenceChunk> chunks, int num_kv
   int64_t pieces = 0;
   for (const SequenceChunk& chunk : chunks) pieces += (chunk.num_rows + 15) / 16 * num_kv_heads;
   const int64_t splits = pieces > 0 ? (pool_.num_threads() + pieces - 1) / pieces : 1;
-  const int heads_per_unit =
-      std::min<int>(std::max<int64_t>((group + splits - 1) / splits, 1), kMaxAttentionQueries);
+  const int heads_per_unit = std::min<int>(std::max<int64_t>((group + splits - 1) / splits, 1), kMaxAttentionQueries);
   const int rows_per_unit = std::max(kMaxAttentionQueries / heads_per_unit, 1);
   units_.clear();
   for (const SequenceChunk& chunk : chunks) {

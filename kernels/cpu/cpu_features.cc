@@ -36,9 +36,9 @@ absl::StatusOr<Isa> ResolveIsa(Isa isa, bool has_avx2, bool has_avx512) {
                                                      IsaList(has_avx2, has_avx512), "; choose one of those or auto"));
     case Isa::kAvx512:
       if (has_avx512) return isa;
-      return absl::InvalidArgumentError(
-          absl::StrCat("this CPU lacks avx512 (it needs AVX-512 F, BW, VL, DQ and VNNI); it has: ",
-                       IsaList(has_avx2, has_avx512), "; choose one of those or auto"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "this CPU lacks avx512 (it needs AVX-512 F, BW, VL, DQ and VNNI); it has: ", IsaList(has_avx2, has_avx512),
+          "; choose one of those or auto"));
   }
   return absl::InvalidArgumentError("unknown instruction set");
 }

@@ -1,6 +1,6 @@
 // The kernels of one instruction set. Each set is one source file that instantiates the same templates (*_impl.h) over
-// its own vector type, with its own compiler flags; nothing else in the program may be compiled with those flags, so the
-// templates call no shared inline functions (the linker could keep the copy that only newer CPUs can run).
+// its own vector type, with its own compiler flags; nothing else in the program may be compiled with those flags, so
+// the templates call no shared inline functions (the linker could keep the copy that only newer CPUs can run).
 #ifndef BATON_KERNELS_CPU_KERNEL_TABLE_H_
 #define BATON_KERNELS_CPU_KERNEL_TABLE_H_
 
@@ -14,9 +14,9 @@ namespace baton::kernels::cpu {
 // Activations quantized per 32 elements: x = d * q. Row r's arrays start at r * cols, r * groups, ...
 struct QuantizedRows {
   int64_t cols = 0;
-  int8_t* q = nullptr;           // [rows, cols]
-  float* d = nullptr;            // [rows, cols/32] amax / 127; NaN if the group has a value that is not finite
-  float* s = nullptr;            // [rows, cols/32] d * sum(q)
+  int8_t* q = nullptr;             // [rows, cols]
+  float* d = nullptr;              // [rows, cols/32] amax / 127; NaN if the group has a value that is not finite
+  float* s = nullptr;              // [rows, cols/32] d * sum(q)
   int32_t* offset = nullptr;       // [rows, cols/32] -128 * sum(q): takes the +128 of 8-bit codes off in integers
   int32_t* half_offset = nullptr;  // [rows, cols/32, 2] the same of each half of the group
 };
@@ -28,7 +28,7 @@ struct MatMulArgs {
   int64_t rows = 0, cols = 0;
   const float* x = nullptr;  // float layouts
   int64_t x_stride = 0;
-  QuantizedRows quantized;   // integer layouts
+  QuantizedRows quantized;  // integer layouts
   int m = 0;
   const float* bias = nullptr;
   float* y = nullptr;
@@ -40,7 +40,7 @@ struct AttentionArgs {
   const float* q = nullptr;  // row 0 of the batch, first query head of the KV head
   float* out = nullptr;
   int64_t q_stride = 0, out_stride = 0;
-  int num_heads = 0;         // query heads of this KV head that are computed together
+  int num_heads = 0;  // query heads of this KV head that are computed together
   int head_dim = 0;
   int row_begin = 0, row_end = 0;  // rows of the batch
   int first_position = 0;          // of row_begin
@@ -56,7 +56,7 @@ struct AttentionArgs {
   float* scratch = nullptr;  // AttentionScratchFloats(...) floats, 64-byte aligned
 };
 
-inline constexpr int kKeyTile = 32;            // keys; tiles start at multiples of it
+inline constexpr int kKeyTile = 32;              // keys; tiles start at multiples of it
 inline constexpr int kMaxAttentionQueries = 64;  // rows x heads of one call
 
 inline int64_t PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -72,7 +72,8 @@ struct KernelTable {
   void (*matmul[10])(const MatMulArgs& args, int64_t panel_begin, int64_t panel_end);  // by PackedLayout
   void (*attention)(const AttentionArgs& args);
   void (*rms_norm)(const float* x, int dim, const float* weight, float epsilon, float* y);
-  void (*rope)(float* x, int num_heads, int head_dim, const float* cos, const float* sin, int rope_dim, RopeStyle style);
+  void (*rope)(float* x, int num_heads, int head_dim, const float* cos, const float* sin, int rope_dim,
+               RopeStyle style);
   void (*gated)(Activation act, float* gate, const float* up, int dim);
   void (*add)(float* x, const float* y, int dim);
   void (*store_kv)(DType dtype, const float* src, int n, std::byte* dst);

@@ -9,17 +9,20 @@
 namespace baton::kernels::cpu {
 namespace avx2 {
 
-constexpr int kTileRows = 4;  // activation rows of an integer tile; a sum is two of the 16 registers
+constexpr int kTileRows = 4;           // activation rows of an integer tile; a sum is two of the 16 registers
 constexpr bool kInt8IsOffset = false;  // DotInt8 sums signed values
 constexpr int kFloatAccumulators = 4;
 constexpr int kScoreRows = 2;
 constexpr int kValueRows = 2;
 constexpr int kValueVectors = 2;
 
+// Each needs the one before.
+// clang-format off
 #include "kernels/cpu/matmul_impl.h"
 #include "kernels/cpu/elementwise_impl.h"
 #include "kernels/cpu/attention_impl.h"
 #include "kernels/cpu/kernel_table_impl.h"
+// clang-format on
 
 }  // namespace avx2
 

@@ -9,17 +9,20 @@
 namespace baton::kernels::cpu {
 namespace avx512 {
 
-constexpr int kTileRows = 8;           // activation rows of an integer tile: 8 sums, 8 of weights, 8 of products
-constexpr bool kInt8IsOffset = true;   // DotInt8 sums codes with their +128
+constexpr int kTileRows = 8;          // activation rows of an integer tile: 8 sums, 8 of weights, 8 of products
+constexpr bool kInt8IsOffset = true;  // DotInt8 sums codes with their +128
 constexpr int kFloatAccumulators = 16;
 constexpr int kScoreRows = 8;
 constexpr int kValueRows = 4;
 constexpr int kValueVectors = 4;
 
+// Each needs the one before.
+// clang-format off
 #include "kernels/cpu/matmul_impl.h"
 #include "kernels/cpu/elementwise_impl.h"
 #include "kernels/cpu/attention_impl.h"
 #include "kernels/cpu/kernel_table_impl.h"
+// clang-format on
 
 }  // namespace avx512
 

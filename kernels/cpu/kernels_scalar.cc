@@ -10,16 +10,19 @@ namespace baton::kernels::cpu {
 namespace scalar {
 
 constexpr int kTileRows = 4;          // activation rows of an integer tile
-constexpr bool kInt8IsOffset = true;   // DotInt8 sums codes with their +128
+constexpr bool kInt8IsOffset = true;  // DotInt8 sums codes with their +128
 constexpr int kFloatAccumulators = 4;
 constexpr int kScoreRows = 4;
 constexpr int kValueRows = 2;
 constexpr int kValueVectors = 1;
 
+// Each needs the one before.
+// clang-format off
 #include "kernels/cpu/matmul_impl.h"
 #include "kernels/cpu/elementwise_impl.h"
 #include "kernels/cpu/attention_impl.h"
 #include "kernels/cpu/kernel_table_impl.h"
+// clang-format on
 
 }  // namespace scalar
 

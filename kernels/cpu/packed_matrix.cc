@@ -13,17 +13,27 @@ size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 PackedLayout LayoutFor(DType dtype, NumericsClass numerics) {
   if (numerics == NumericsClass::kF32) return PackedLayout::kF32;
   switch (dtype) {
-    case DType::kF32: return PackedLayout::kF32;
-    case DType::kF16: return PackedLayout::kF16;
-    case DType::kBF16: return PackedLayout::kBF16;
-    case DType::kQ4_0: return PackedLayout::kInt4Half;
-    case DType::kQ4_1: return PackedLayout::kInt4HalfMin;
-    case DType::kQ4_K: return PackedLayout::kInt4FloatMin;
+    case DType::kF32:
+      return PackedLayout::kF32;
+    case DType::kF16:
+      return PackedLayout::kF16;
+    case DType::kBF16:
+      return PackedLayout::kBF16;
+    case DType::kQ4_0:
+      return PackedLayout::kInt4Half;
+    case DType::kQ4_1:
+      return PackedLayout::kInt4HalfMin;
+    case DType::kQ4_K:
+      return PackedLayout::kInt4FloatMin;
     case DType::kQ5_0:
-    case DType::kQ8_0: return PackedLayout::kInt8Half;
-    case DType::kQ5_1: return PackedLayout::kInt8HalfMin;
-    case DType::kQ5_K: return PackedLayout::kInt8FloatMin;
-    case DType::kQ6_K: return PackedLayout::kInt8Pair;
+    case DType::kQ8_0:
+      return PackedLayout::kInt8Half;
+    case DType::kQ5_1:
+      return PackedLayout::kInt8HalfMin;
+    case DType::kQ5_K:
+      return PackedLayout::kInt8FloatMin;
+    case DType::kQ6_K:
+      return PackedLayout::kInt8Pair;
   }
   return PackedLayout::kF32;
 }
@@ -31,13 +41,17 @@ PackedLayout LayoutFor(DType dtype, NumericsClass numerics) {
 size_t ScalesBytes(PackedLayout layout) {
   switch (layout) {
     case PackedLayout::kInt4Half:
-    case PackedLayout::kInt8Half: return 32;
+    case PackedLayout::kInt8Half:
+      return 32;
     case PackedLayout::kInt4HalfMin:
-    case PackedLayout::kInt8HalfMin: return 64;
+    case PackedLayout::kInt8HalfMin:
+      return 64;
     case PackedLayout::kInt4FloatMin:
     case PackedLayout::kInt8FloatMin:
-    case PackedLayout::kInt8Pair: return 128;
-    default: return 0;
+    case PackedLayout::kInt8Pair:
+      return 128;
+    default:
+      return 0;
   }
 }
 
@@ -72,8 +86,11 @@ PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics, Wei
   memory_bytes_ = panel_bytes_ * num_panels();
   memory_ = arena->Allocate(memory_bytes_);
   data_ = memory_.get();
-  std::vector<float> row(cols_);
-  for (int64_t panel = 0; panel < num_panels(); ++panel) {
+}
+
+void PackedMatrix::PackPanels(const HostTensor& tensor, int64_t begin, int64_t end) {
+  std::vector<float> row(IsIntegerLayout(layout_) ? 0 : cols_);
+  for (int64_t panel = begin; panel < end; ++panel) {
     if (IsIntegerLayout(layout_)) {
       PackIntegerPanel(tensor, panel);
     } else {

@@ -19,21 +19,21 @@ inline constexpr int kQuantGroup = 32;  // elements of an activation group
 //
 // Integer layouts: a panel is, for each group of 32 k, first the scales (and minimums) of all groups, then from
 // codes_offset on the codes of all groups.
-//   Scales of a group: [16 scales][16 minimums, if any], as halves or floats; kInt8Pair: [16 scales of k 0..15][16 of 16..31].
-//   8-bit codes, 512 bytes a group: value + 128 of (k, lane) at [k / 4][lane][k % 4].
-//   4-bit codes, 256 bytes a group: byte [j][lane][k % 4], j in 0..3, has k / 4 = j in its low half and j + 4 in its high
-//   half; value + int4_offset.
+//   Scales of a group: [16 scales][16 minimums, if any], as halves or floats; kInt8Pair: [16 scales of k 0..15][16
+//   of 16..31]. 8-bit codes, 512 bytes a group: value + 128 of (k, lane) at [k / 4][lane][k % 4]. 4-bit codes, 256
+//   bytes a group: byte [j][lane][k % 4], j in 0..3, has k / 4 = j in its low half and j + 4 in its high half; value +
+//   int4_offset.
 enum class PackedLayout : uint8_t {
   kF32,
   kF16,
   kBF16,
-  kInt4Half,     // q4_0: scale; the offset of 8 is taken off in integers
-  kInt4HalfMin,  // q4_1
-  kInt4FloatMin, // q4_k
-  kInt8Half,     // q8_0, q5_0
-  kInt8HalfMin,  // q5_1
-  kInt8FloatMin, // q5_k
-  kInt8Pair,     // q6_k
+  kInt4Half,      // q4_0: scale; the offset of 8 is taken off in integers
+  kInt4HalfMin,   // q4_1
+  kInt4FloatMin,  // q4_k
+  kInt8Half,      // q8_0, q5_0
+  kInt8HalfMin,   // q5_1
+  kInt8FloatMin,  // q5_k
+  kInt8Pair,      // q6_k
 };
 inline constexpr int kNumPackedLayouts = 10;
 
@@ -41,10 +41,13 @@ inline bool IsIntegerLayout(PackedLayout layout) { return layout >= PackedLayout
 
 class PackedMatrix final : public WeightMatrix {
  public:
-  // kF32 turns every format into f32 panels.
+  // Zeros until packed. kF32 turns every format into f32 panels.
   PackedMatrix(const HostTensor& tensor, NumericsClass numerics, WeightArena* arena);
   PackedMatrix(const PackedMatrix&) = delete;
   PackedMatrix& operator=(const PackedMatrix&) = delete;
+
+  // Fills panels [begin, end) from the tensor that the constructor saw. Once for each panel, from any thread.
+  void PackPanels(const HostTensor& tensor, int64_t begin, int64_t end);
 
   int64_t rows() const override { return rows_; }
   int64_t cols() const override { return cols_; }

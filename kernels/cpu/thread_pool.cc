@@ -5,8 +5,8 @@
 namespace baton::kernels::cpu {
 namespace {
 
-constexpr int kSpins = 2000;   // of one pause each, about 50 us
-constexpr int kYields = 50;    // before sleeping, which costs a wake-up of tens of microseconds
+constexpr int kSpins = 2000;  // of one pause each, about 50 us
+constexpr int kYields = 50;   // before sleeping, which costs a wake-up of tens of microseconds
 
 uint64_t PackShare(uint32_t job, uint32_t next, uint32_t end) { return uint64_t{job} << 32 | next << 16 | end; }
 uint32_t JobOf(uint64_t word) { return static_cast<uint32_t>(word >> 32); }

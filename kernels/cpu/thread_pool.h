@@ -1,8 +1,8 @@
 // The worker threads of one CPU backend.
 //
-// A job is n independent tasks. Each thread owns a contiguous share, so that it streams memory in order; whoever is done
-// takes tasks from the tail of the others' shares, so that a worker that lost its core to another process delays the job
-// by one task and not by its share. Workers spin briefly for the next job, then yield, then sleep.
+// A job is n independent tasks. Each thread owns a contiguous share, so that it streams memory in order; whoever is
+// done takes tasks from the tail of the others' shares, so that a worker that lost its core to another process delays
+// the job by one task and not by its share. Workers spin briefly for the next job, then yield, then sleep.
 //
 // Thread contract: Run is called by one thread at a time, the caller, which computes too.
 #ifndef BATON_KERNELS_CPU_THREAD_POOL_H_
@@ -38,8 +38,9 @@ class ThreadPool {
       for (int task = 0; task < num_tasks; ++task) fn(task, 0);
       return;
     }
-    RunJob(num_tasks, [](const void* context, int task, int thread) { (*static_cast<const Fn*>(context))(task, thread); },
-           &fn);
+    RunJob(
+        num_tasks, [](const void* context, int task, int thread) { (*static_cast<const Fn*>(context))(task, thread); },
+        &fn);
   }
 
  private:

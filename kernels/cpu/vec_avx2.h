@@ -11,8 +11,12 @@
 
 namespace baton::kernels::cpu::avx2 {
 
-struct VF { __m256 lo, hi; };
-struct VI { __m256i lo, hi; };
+struct VF {
+  __m256 lo, hi;
+};
+struct VI {
+  __m256i lo, hi;
+};
 
 BATON_INLINE __m256i LaneIndex() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 // All ones in lanes whose index (plus first) is below n.
@@ -39,9 +43,7 @@ BATON_INLINE VF Sub(VF a, VF b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_
 BATON_INLINE VF Mul(VF a, VF b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 BATON_INLINE VF Div(VF a, VF b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 BATON_INLINE VF Max(VF a, VF b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-BATON_INLINE VF Fma(VF a, VF b, VF c) {
-  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
-}
+BATON_INLINE VF Fma(VF a, VF b, VF c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 BATON_INLINE VF SelectLess(VF a, VF b, VF x, VF y) {
   return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};

@@ -48,9 +48,7 @@ BATON_INLINE float ReduceMax(VF a) {
   const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
 }
-BATON_INLINE VF LoadHalf(const void* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
-}
+BATON_INLINE VF LoadHalf(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
 BATON_INLINE VF LoadBf16(const void* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));

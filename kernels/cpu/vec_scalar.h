@@ -10,6 +10,8 @@
 
 #define BATON_INLINE static inline __attribute__((always_inline))
 
+// One operation a line.
+// clang-format off
 namespace baton::kernels::cpu::scalar {
 
 struct VF { float v[16]; };
@@ -141,5 +143,6 @@ BATON_INLINE void Transpose16(VF* m) {
 }
 
 }  // namespace baton::kernels::cpu::scalar
+// clang-format on
 
 #endif  // BATON_KERNELS_CPU_VEC_SCALAR_H_

@@ -1,5 +1,5 @@
-// Memory for packed weights: large pieces on huge pages, shared by many matrices. A model has hundreds of matrices below
-// 2 MB; allocated one by one they would lie on 4 KB pages, at whose ends the hardware's prefetcher stops.
+// Memory for packed weights: large pieces on huge pages, shared by many matrices. A model has hundreds of matrices
+// below 2 MB; allocated one by one they would lie on 4 KB pages, at whose ends the hardware's prefetcher stops.
 #ifndef BATON_KERNELS_CPU_WEIGHT_ARENA_H_
 #define BATON_KERNELS_CPU_WEIGHT_ARENA_H_
 

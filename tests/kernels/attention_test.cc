@@ -24,7 +24,10 @@ struct Case {
 class Sequence {
  public:
   Sequence(const Case& c, uint32_t seed) : c_(c) {
-    layout_ = {.dtype = c.dtype, .block_size = c.block_size, .num_layers = 2, .num_kv_heads = c.num_kv_heads,
+    layout_ = {.dtype = c.dtype,
+               .block_size = c.block_size,
+               .num_layers = 2,
+               .num_kv_heads = c.num_kv_heads,
                .head_dim = c.head_dim};
     const int num_blocks = (c.length + c.block_size - 1) / c.block_size + 3;
     table_.resize(num_blocks);
@@ -65,8 +68,9 @@ class Sequence {
 
   float Scale() const { return 1.0f / std::sqrt(static_cast<float>(c_.head_dim)); }
   double Stored(float value) const {
-    return c_.dtype == DType::kF16 ? HalfToFloat(FloatToHalf(value))
-                                   : c_.dtype == DType::kBF16 ? Bf16ToFloat(FloatToBf16(value)) : value;
+    return c_.dtype == DType::kF16    ? HalfToFloat(FloatToHalf(value))
+           : c_.dtype == DType::kBF16 ? Bf16ToFloat(FloatToBf16(value))
+                                      : value;
   }
   // By the definition, in double.
   std::vector<double> Expected(int position, int head) const {
@@ -76,7 +80,8 @@ class Sequence {
     for (int p = first; p <= position; ++p) {
       double score = 0;
       for (int d = 0; d < c_.head_dim; ++d) {
-        score += q_[position * q_stride() + head * c_.head_dim + d] * Stored(k_[p * kv_stride() + kv_head * c_.head_dim + d]);
+        score += q_[position * q_stride() + head * c_.head_dim + d] *
+                 Stored(k_[p * kv_stride() + kv_head * c_.head_dim + d]);
       }
       score *= Scale();
       scores.push_back(c_.softcap > 0 ? c_.softcap * std::tanh(score / c_.softcap) : score);
@@ -135,8 +140,7 @@ TEST_P(AttentionTest, ScalarAgreesWithTheDefinition) {
 
 TEST_P(AttentionTest, BitsDependNeitherOnChunksNorPhaseNorInstructionSetNorThreads) {
   const Case& c = GetParam();
-  const std::vector<float> expected =
-      Sequence(c, 6).ComputeInChunks(*MakeBackend(Isa::kScalar), {c.length});
+  const std::vector<float> expected = Sequence(c, 6).ComputeInChunks(*MakeBackend(Isa::kScalar), {c.length});
   for (const Isa isa : AvailableIsas()) {
     for (const int threads : {1, 3}) {
       const auto backend = MakeBackend(isa, NumericsClass::kInt, threads);
@@ -154,7 +158,8 @@ TEST_P(AttentionTest, BitsDependNeitherOnChunksNorPhaseNorInstructionSetNorThrea
 TEST(AttentionBatchTest, SequencesDoNotSeeOneAnother) {
   KvLayout layout{.dtype = DType::kF16, .block_size = 8, .num_layers = 1, .num_kv_heads = 2, .head_dim = 32};
   const int rows = 23 + 1 + 40 + 1;
-  const std::vector<float> q = RandomFloats(rows * 192, 1), k = RandomFloats(rows * 64, 2), v = RandomFloats(rows * 64, 3);
+  const std::vector<float> q = RandomFloats(rows * 192, 1), k = RandomFloats(rows * 64, 2),
+                           v = RandomFloats(rows * 64, 3);
   const std::vector<int32_t> tables[] = {{3, 1, 9}, {0, 2}, {4, 5, 11, 7, 10, 6}, {8}};
   const SequenceChunk chunks[] = {
       {0, 23, 0, tables[0]}, {23, 1, 12, tables[1]}, {24, 40, 5, tables[2]}, {64, 1, 0, tables[3]}};

@@ -44,8 +44,8 @@ TEST(DTypeTest, DequantizesAsTheReferenceToTheBit) {
 }
 
 TEST(DTypeTest, NamesAndNumbersRoundTrip) {
-  const std::map<uint32_t, const char*> types = {{0, "f32"},  {1, "f16"},   {2, "q4_0"},  {3, "q4_1"},
-                                                 {6, "q5_0"}, {7, "q5_1"},  {8, "q8_0"},  {12, "q4_k"},
+  const std::map<uint32_t, const char*> types = {{0, "f32"},   {1, "f16"},   {2, "q4_0"}, {3, "q4_1"},
+                                                 {6, "q5_0"},  {7, "q5_1"},  {8, "q8_0"}, {12, "q4_k"},
                                                  {13, "q5_k"}, {14, "q6_k"}, {30, "bf16"}};
   for (uint32_t number = 0; number < 64; ++number) {
     const std::optional<DType> dtype = FromGgmlType(number);

@@ -146,7 +146,8 @@ TEST(AddTest, AddsRowsWithStrides) {
     std::vector<float> z = x;
     MakeBackend(isa, NumericsClass::kInt, 2)->Add(z.data(), 310, y.data(), 305, m, dim);
     for (int r = 0; r < m; ++r) {
-      for (int i = 0; i < 310; ++i) ASSERT_EQ(z[r * 310 + i], i < dim ? x[r * 310 + i] + y[r * 305 + i] : x[r * 310 + i]);
+      for (int i = 0; i < 310; ++i)
+        ASSERT_EQ(z[r * 310 + i], i < dim ? x[r * 310 + i] + y[r * 305 + i] : x[r * 310 + i]);
     }
   }
 }

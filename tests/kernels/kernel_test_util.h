@@ -14,8 +14,9 @@
 
 namespace baton::kernels {
 
-inline constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0,
-                                       DType::kQ5_1, DType::kQ8_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+inline constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4_0,
+                                       DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0,
+                                       DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
 
 inline std::vector<Isa> AvailableIsas() {
   std::vector<Isa> isas = {Isa::kScalar};
@@ -24,7 +25,8 @@ inline std::vector<Isa> AvailableIsas() {
   return isas;
 }
 
-inline std::unique_ptr<Backend> MakeBackend(Isa isa, NumericsClass numerics = NumericsClass::kInt, int num_threads = 1) {
+inline std::unique_ptr<Backend> MakeBackend(Isa isa, NumericsClass numerics = NumericsClass::kInt,
+                                            int num_threads = 1) {
   return Backend::CreateCpu({.isa = isa, .numerics = numerics, .num_threads = num_threads}).value();
 }
 
@@ -72,7 +74,8 @@ inline TestTensor RandomTensor(DType dtype, int64_t rows, int64_t cols, uint32_t
     return tensor;
   }
   for (uint8_t& byte : tensor.bytes) byte = static_cast<uint8_t>(rng());
-  const bool two_halves = dtype == DType::kQ4_1 || dtype == DType::kQ5_1 || dtype == DType::kQ4_K || dtype == DType::kQ5_K;
+  const bool two_halves =
+      dtype == DType::kQ4_1 || dtype == DType::kQ5_1 || dtype == DType::kQ4_K || dtype == DType::kQ5_K;
   const int scale_offset = dtype == DType::kQ6_K ? 208 : 0;
   for (size_t block = 0; block < tensor.bytes.size(); block += BlockBytes(dtype)) {
     put_half(tensor.bytes.data() + block + scale_offset, normal(rng));

@@ -57,7 +57,8 @@ void RegisterAll() {
     int64_t rows, cols;
   };
   // SmolLM2-135M's, and one of a 1B model (whose columns suit the K formats).
-  const Shape shapes[] = {{"576x576", 576, 576}, {"1536x576", 1536, 576}, {"576x1536", 576, 1536}, {"2048x2048", 2048, 2048}};
+  const Shape shapes[] = {
+      {"576x576", 576, 576}, {"1536x576", 1536, 576}, {"576x1536", 576, 1536}, {"2048x2048", 2048, 2048}};
   for (const Isa isa : AvailableIsas()) {
     for (const int threads : {1, 2}) {
       const std::string suffix = "/" + MakeBackend(isa)->name().substr(4) + "/t" + std::to_string(threads);
@@ -76,7 +77,8 @@ void RegisterAll() {
       for (const int length : {512, 2048}) {
         for (const bool decode : {false, true}) {
           if (isa == Isa::kScalar && !decode) continue;
-          const std::string name = (decode ? "AttentionDecode/" : "AttentionPrefill/") + std::to_string(length) + suffix;
+          const std::string name =
+              (decode ? "AttentionDecode/" : "AttentionPrefill/") + std::to_string(length) + suffix;
           benchmark::RegisterBenchmark(name.c_str(), BM_Attention, isa, length, decode, threads)->UseRealTime();
         }
       }

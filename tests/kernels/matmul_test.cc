@@ -165,7 +165,8 @@ TEST(MatMulOutputsTest, OutputsShareTheInput) {
   const int m = 5;
   std::vector<TestTensor> tensors;
   for (size_t i = 0; i < std::size(kAllDTypes); ++i) {
-    tensors.push_back(RandomTensor(kAllDTypes[i], 7 + 13 * static_cast<int64_t>(i), cols, 31 + static_cast<uint32_t>(i)));
+    tensors.push_back(
+        RandomTensor(kAllDTypes[i], 7 + 13 * static_cast<int64_t>(i), cols, 31 + static_cast<uint32_t>(i)));
   }
   const std::vector<float> x = RandomFloats(m * cols, 32);
   for (const Isa isa : AvailableIsas()) {
