@@ -32,7 +32,8 @@ absl::Status CheckComplete(const v1::WorkerInfo& info) {
   if (info.role() != "prefill" && info.role() != "decode") {
     return Missing("role", "must be \"prefill\" or \"decode\" (role is mandatory)");
   }
-  if (!Printable(info.address(), kMaxAddressBytes)) return Missing("address", "must be a host:port of at most 256 bytes");
+  if (!Printable(info.address(), kMaxAddressBytes))
+    return Missing("address", "must be a host:port of at most 256 bytes");
   if (info.model_name().empty() || info.model_name().size() > kMaxAddressBytes) {
     return Missing("model_name", "must have 1 to 256 bytes");
   }
@@ -66,9 +67,12 @@ absl::string_view Name(Role role) { return role == Role::kPrefill ? "prefill" : 
 
 absl::string_view Name(WorkerState state) {
   switch (state) {
-    case WorkerState::kReady: return "ready";
-    case WorkerState::kDraining: return "draining";
-    case WorkerState::kLost: return "lost";
+    case WorkerState::kReady:
+      return "ready";
+    case WorkerState::kDraining:
+      return "draining";
+    case WorkerState::kLost:
+      return "lost";
   }
   return "lost";
 }
@@ -110,17 +114,17 @@ absl::Status ClusterView::CheckCompatible(const v1::WorkerInfo& info) const {
     Compare("fingerprint.tokenizer", options_.tokenizer_fingerprint, info.fingerprint().tokenizer(), &differences);
   }
   if (!differences.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("worker ", info.name(), " differs from the router in ", absl::StrJoin(differences, ", "),
-                     "; start it with the router's model file and name"));
+    return absl::FailedPreconditionError(absl::StrCat("worker ", info.name(), " differs from the router in ",
+                                                      absl::StrJoin(differences, ", "),
+                                                      "; start it with the router's model file and name"));
   }
   const Worker* reference = Reference(info.name());
   if (reference == nullptr) return absl::OkStatus();
   differences = Differences(reference->info, info);
   if (differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("worker ", info.name(), " differs from the cluster (worker ", reference->info.name(), ") in ",
-                   absl::StrJoin(differences, ", "), "; start it with the same model file and the same settings"));
+  return absl::FailedPreconditionError(absl::StrCat("worker ", info.name(), " differs from the cluster (worker ",
+                                                    reference->info.name(), ") in ", absl::StrJoin(differences, ", "),
+                                                    "; start it with the same model file and the same settings"));
 }
 
 absl::Status ClusterView::Register(const v1::WorkerInfo& info) {

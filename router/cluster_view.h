@@ -1,9 +1,9 @@
 // Who is in the cluster: workers by (name, incarnation), what they last said of themselves, and what the router has on
 // each. Identity is never an address: a new incarnation of a name fences the old one.
 //
-// Two workers may hand over only when their model fingerprint and KV layout are equal, so all workers are compared, field
-// by field, with the first one; the reference is forgotten when no live worker is left. The tokenizer and the served
-// model's name are compared with the router's own, because it is the router that makes the token ids.
+// Two workers may hand over only when their model fingerprint and KV layout are equal, so all workers are compared,
+// field by field, with the first one; the reference is forgotten when no live worker is left. The tokenizer and the
+// served model's name are compared with the router's own, because it is the router that makes the token ids.
 //
 // Thread contract: all methods may be called from any thread. on_gone is called without a lock held, on the thread of
 // the method that found out. Time comes from the injected clock only.
@@ -44,26 +44,26 @@ struct WorkerSnapshot {
   WorkerId id;
   Role role = Role::kPrefill;
   WorkerState state = WorkerState::kReady;
-  bool suspect = false;  // a call to it failed since its last heartbeat
-  std::string address;   // gRPC, host:port
-  uint32_t max_context = 0;   // tokens
-  uint32_t block_size = 0;    // tokens
-  uint32_t running = 0;       // sequences, as last reported
-  uint32_t waiting = 0;       // requests, as last reported
+  bool suspect = false;      // a call to it failed since its last heartbeat
+  std::string address;       // gRPC, host:port
+  uint32_t max_context = 0;  // tokens
+  uint32_t block_size = 0;   // tokens
+  uint32_t running = 0;      // sequences, as last reported
+  uint32_t waiting = 0;      // requests, as last reported
   uint64_t waiting_tokens = 0;
-  uint64_t free_blocks = 0;   // free or evictable, as last reported; total_blocks before the first report
+  uint64_t free_blocks = 0;  // free or evictable, as last reported; total_blocks before the first report
   uint64_t total_blocks = 0;
   uint32_t in_flight = 0;         // requests the router has on it now
   uint64_t in_flight_tokens = 0;  // their prompt tokens
 };
 
 struct ClusterViewOptions {
-  absl::Duration heartbeat = absl::Milliseconds(500);       // told to workers
-  absl::Duration worker_timeout = absl::Milliseconds(3000); // without a heartbeat, until lost
-  std::string model_name;             // the router's own; empty: not compared
-  std::string tokenizer_fingerprint;  // likewise
-  int max_workers = 1024;             // registered at once
-  int max_refusals = 16;              // kept for status
+  absl::Duration heartbeat = absl::Milliseconds(500);        // told to workers
+  absl::Duration worker_timeout = absl::Milliseconds(3000);  // without a heartbeat, until lost
+  std::string model_name;                                    // the router's own; empty: not compared
+  std::string tokenizer_fingerprint;                         // likewise
+  int max_workers = 1024;                                    // registered at once
+  int max_refusals = 16;                                     // kept for status
   absl::Duration forget_lost_after = absl::Minutes(10);
 };
 

@@ -54,14 +54,13 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
                       std::all_of(request->request_id().begin(), request->request_id().end(),
                                   [](char c) { return c >= 0x20 && c <= 0x7e; });
   const std::string key = usable ? request->request_id() : NewRequestId();
-  const absl::Time deadline =
-      std::min(rpc::DeadlineOf(*context), context_->clock->Now() + options_.default_deadline);
+  const absl::Time deadline = std::min(rpc::DeadlineOf(*context), context_->clock->Now() + options_.default_deadline);
   const std::shared_ptr<RequestDriver> driver = RequestDriver::Create(context_, key, deadline);
   RequestDriver::Stream* stream = driver->stream();
   if (draining_) {
-    driver->Reject(WithReason(WithRetryAfter(absl::UnavailableError("this router is draining; ask another one"),
-                                             absl::Seconds(1)),
-                              "DRAINING"));
+    driver->Reject(
+        WithReason(WithRetryAfter(absl::UnavailableError("this router is draining; ask another one"), absl::Seconds(1)),
+                   "DRAINING"));
     return stream;
   }
   if (absl::Status status = context_->table->Add(key, driver); !status.ok()) {

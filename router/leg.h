@@ -18,8 +18,8 @@ namespace baton::router {
 
 // Lives until gRPC is done with it and the last shared_ptr is gone.
 //
-// Thread contract: Start once; Cancel from any thread at any time. on_event and on_done run on gRPC's threads, one after
-// another, on_done last and exactly once. They must not block.
+// Thread contract: Start once; Cancel from any thread at any time. on_event and on_done run on gRPC's threads, one
+// after another, on_done last and exactly once. They must not block.
 template <class Request, class Message>
 class Leg final : public grpc::ClientReadReactor<Message> {
  public:

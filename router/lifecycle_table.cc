@@ -33,15 +33,16 @@ constexpr std::array<Row, kNumEvents> kTable = {{
 }};
 // clang-format on
 
-constexpr std::array<absl::string_view, kNumStates> kStateNames = {
-    "received", "placing", "prefilling", "handover", "decoding", "backoff", "done"};
+constexpr std::array<absl::string_view, kNumStates> kStateNames = {"received", "placing", "prefilling", "handover",
+                                                                   "decoding", "backoff", "done"};
 constexpr std::array<absl::string_view, kNumEvents> kEventNames = {
-    "admitted",    "rejected",     "placed",       "unplaced",      "prefill_token", "prefilled",
-    "prefill_ended", "prefill_failed", "fetched",  "decode_token",  "decode_done",   "decode_ended",
-    "decode_failed", "backoff_over", "client_gone", "deadline",     "stop"};
+    "admitted",      "rejected",       "placed",      "unplaced",     "prefill_token", "prefilled",
+    "prefill_ended", "prefill_failed", "fetched",     "decode_token", "decode_done",   "decode_ended",
+    "decode_failed", "backoff_over",   "client_gone", "deadline",     "stop"};
 constexpr std::array<absl::string_view, 18> kActionNames = {
-    "ignore",   "bug",     "admit",     "reject",   "begin_prefill", "give_up",     "token",      "hand_over", "missing",
-    "redeem",   "note_done", "conclude", "fail_over", "place_again", "return",      "abort_gone", "abort_late", "abort_stop"};
+    "ignore",    "bug",         "admit",   "reject",     "begin_prefill", "give_up",
+    "token",     "hand_over",   "missing", "redeem",     "note_done",     "conclude",
+    "fail_over", "place_again", "return",  "abort_gone", "abort_late",    "abort_stop"};
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// The states of one request in the router, what can happen in each, and what then is done: one table, so that no pair is
-// forgotten. tests/router/lifecycle_table_test.cc checks its shape.
+// The states of one request in the router, what can happen in each, and what then is done: one table, so that no pair
+// is forgotten. tests/router/lifecycle_table_test.cc checks its shape.
 #ifndef BATON_ROUTER_LIFECYCLE_TABLE_H_
 #define BATON_ROUTER_LIFECYCLE_TABLE_H_
 
@@ -21,10 +21,10 @@ enum class State {
 inline constexpr size_t kNumStates = 7;
 
 enum class Event {
-  kAdmitted,       // valid; prompt tokenized
-  kRejected,       // not valid, or the router takes no more
+  kAdmitted,  // valid; prompt tokenized
+  kRejected,  // not valid, or the router takes no more
   kPlaced,
-  kUnplaced,       // no worker; carries the status
+  kUnplaced,  // no worker; carries the status
   kPrefillToken,
   kPrefilled,      // result of the prefill, with the ticket if some choice goes on
   kPrefillEnded,   // stream ended with OK
@@ -37,29 +37,29 @@ enum class Event {
   kBackoffOver,
   kClientGone,
   kDeadline,
-  kStop,           // the router stops at once
+  kStop,  // the router stops at once
 };
 inline constexpr size_t kNumEvents = 17;
 
 enum class Action {
-  kIgnore,       // can happen late and means nothing any more
-  kBug,          // cannot happen: the request fails with INTERNAL and everything is given back
-  kAdmit,        // Started to the client, ask for a placement
-  kReject,       // status to the client
+  kIgnore,  // can happen late and means nothing any more
+  kBug,     // cannot happen: the request fails with INTERNAL and everything is given back
+  kAdmit,   // Started to the client, ask for a placement
+  kReject,  // status to the client
   kBeginPrefill,
-  kGiveUp,       // status to the client
-  kToken,        // forward index == next, compare replayed ones, match stop strings
-  kHandOver,     // start decode with the ticket, or finish when no choice goes on
-  kMissing,      // the stream ended before its result: as a failure
-  kRedeem,       // the ticket is the decode worker's now
+  kGiveUp,    // status to the client
+  kToken,     // forward index == next, compare replayed ones, match stop strings
+  kHandOver,  // start decode with the ticket, or finish when no choice goes on
+  kMissing,   // the stream ended before its result: as a failure
+  kRedeem,    // the ticket is the decode worker's now
   kNoteDone,
-  kConclude,     // Summary, OK
-  kFailOver,     // give everything back, then retry elsewhere or fail with the status
+  kConclude,  // Summary, OK
+  kFailOver,  // give everything back, then retry elsewhere or fail with the status
   kPlaceAgain,
-  kReturn,       // a ticket that came too late: give it back
-  kAbortGone,    // CANCELLED
-  kAbortLate,    // DEADLINE_EXCEEDED
-  kAbortStop,    // UNAVAILABLE
+  kReturn,     // a ticket that came too late: give it back
+  kAbortGone,  // CANCELLED
+  kAbortLate,  // DEADLINE_EXCEEDED
+  kAbortStop,  // UNAVAILABLE
 };
 
 Action Lookup(State state, Event event);

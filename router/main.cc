@@ -23,7 +23,8 @@ int main(int argc, char** argv) {
   const absl::StatusOr<baton::LoadedConfig> loaded = baton::LoadConfig(baton::ProcessRole::kRouter, argc, argv);
   if (!loaded.ok()) return Fail(loaded.status(), 2);
   const baton::v1::Config& config = loaded->config;
-  if (absl::Status s = baton::InitLogging(config.log_level(), config.log_format(), "router"); !s.ok()) return Fail(s, 2);
+  if (absl::Status s = baton::InitLogging(config.log_level(), config.log_format(), "router"); !s.ok())
+    return Fail(s, 2);
   for (const std::string& warning : loaded->warnings) baton::LogWarn(warning);
   if (config.exit_with_parent()) baton::DrainWhenParentDies();
 

@@ -78,16 +78,16 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(const v1::Config& con
   }
   const absl::StatusOr<absl::string_view> source = file->GetString("tokenizer.chat_template");
   if (!source.ok()) {
-    text->template_error_ = absl::FailedPreconditionError("this model has no chat template; send prompt instead of chat");
+    text->template_error_ =
+        absl::FailedPreconditionError("this model has no chat template; send prompt instead of chat");
     return text;
   }
   absl::StatusOr<model::ChatTemplate> parsed = model::ChatTemplate::Parse(*source);
   if (parsed.ok()) {
     text->chat_template_ = *std::move(parsed);
   } else {
-    text->template_error_ = absl::FailedPreconditionError(
-        absl::StrCat("this model's chat template cannot be used (", parsed.status().message(),
-                     "); send prompt instead of chat"));
+    text->template_error_ = absl::FailedPreconditionError(absl::StrCat(
+        "this model's chat template cannot be used (", parsed.status().message(), "); send prompt instead of chat"));
   }
   return text;
 }

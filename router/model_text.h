@@ -21,8 +21,9 @@ namespace baton::router {
 // Immutable after Load, so thread-safe.
 class ModelText final : public TextMaker {
  public:
-  // Errors name the setting or the file: INVALID_ARGUMENT without a model or with a damaged one, NOT_FOUND, UNIMPLEMENTED
-  // for a kind of model Baton does not read. A chat template that does not parse is an error of chats only.
+  // Errors name the setting or the file: INVALID_ARGUMENT without a model or with a damaged one, NOT_FOUND,
+  // UNIMPLEMENTED for a kind of model Baton does not read. A chat template that does not parse is an error of chats
+  // only.
   static absl::StatusOr<std::unique_ptr<ModelText>> Load(const v1::Config& config);
 
   const ModelLimits& limits() const { return limits_; }
@@ -30,8 +31,8 @@ class ModelText final : public TextMaker {
   const std::string& architecture() const { return architecture_; }
   const std::string& tokenizer_fingerprint() const { return tokenizer_fingerprint_; }
 
-  // INVALID_ARGUMENT: `text` cannot fit into max_context (found before tokenizing), is not UTF-8, or the template refuses
-  // the messages. FAILED_PRECONDITION: the model has no usable chat template.
+  // INVALID_ARGUMENT: `text` cannot fit into max_context (found before tokenizing), is not UTF-8, or the template
+  // refuses the messages. FAILED_PRECONDITION: the model has no usable chat template.
   absl::StatusOr<std::vector<int32_t>> TokenizeText(absl::string_view text, bool add_special) const;
   absl::StatusOr<std::vector<int32_t>> TokenizeChat(const v1::Chat& chat) const;
   absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::GenerateRequest& request) const;

@@ -20,7 +20,10 @@ std::shared_ptr<RequestDriver> RequestDriver::Create(const DriverContext* contex
 }
 
 RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl::Time deadline)
-    : live_(context->table), context_(context), key_(std::move(key)), lifecycle_(deadline, context->text, context->clock) {
+    : live_(context->table),
+      context_(context),
+      key_(std::move(key)),
+      lifecycle_(deadline, context->text, context->clock) {
   context_->metrics->Started();
 }
 
@@ -158,7 +161,8 @@ void RequestDriver::OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::
 }
 
 void RequestDriver::Execute(StartDecode& command) {
-  absl::StatusOr<std::pair<WorkerRef, InFlightHold>> kept = context_->placement->KeepDecode(command.worker, command.need);
+  absl::StatusOr<std::pair<WorkerRef, InFlightHold>> kept =
+      context_->placement->KeepDecode(command.worker, command.need);
   if (!kept.ok()) return Post({Event::kUnplaced, 0, {}, kept.status()});
   if (kept->first.id != command.worker.id) decode_hold_ = std::move(kept->second);
   decode_worker_ = kept->first;

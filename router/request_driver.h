@@ -1,8 +1,8 @@
 // Carries out one request's life cycle over gRPC: calls, timers, the client's stream.
 //
 // Whatever happens becomes an input in a queue; whoever puts the first one in handles them all, one after another, and
-// carries out the commands. So the life cycle sees one caller at a time, commands run in order, and no lock is held while
-// gRPC is called.
+// carries out the commands. So the life cycle sees one caller at a time, commands run in order, and no lock is held
+// while gRPC is called.
 #ifndef BATON_ROUTER_REQUEST_DRIVER_H_
 #define BATON_ROUTER_REQUEST_DRIVER_H_
 

@@ -11,16 +11,6 @@ namespace {
 
 constexpr absl::Duration kSecondRetryDelay = absl::Milliseconds(100);
 
-double Ms(absl::Duration d) { return absl::ToDoubleMilliseconds(d); }
-
-// Nearest rank; sorts a copy.
-double Percentile(std::vector<float> values, double p) {
-  if (values.empty()) return 0;
-  const size_t rank = static_cast<size_t>(p * static_cast<double>(values.size() - 1) + 0.5);
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(rank), values.end());
-  return values[rank];
-}
-
 absl::Status StatusOf(const Input& input) {
   const absl::Status* status = std::get_if<absl::Status>(&input.payload);
   return status != nullptr && !status->ok() ? *status : absl::InternalError("failed without a reason");
@@ -43,35 +33,63 @@ void RequestLifecycle::Handle(Input input, std::vector<Command>* commands) {
   Action action = Lookup(state_, input.event);
   if (of_stream && input.epoch != epoch_) action = input.event == Event::kPrefilled ? Action::kReturn : Action::kIgnore;
   switch (action) {
-    case Action::kIgnore: break;
+    case Action::kIgnore:
+      break;
     case Action::kBug:
       Abort(absl::InternalError(absl::StrCat("router bug: ", Name(input.event), " in state ", Name(state_),
                                              "; please report this with the request id")));
       break;
-    case Action::kAdmit: Admit(input); break;
-    case Action::kReject: End(StatusOf(input)); break;
-    case Action::kBeginPrefill: BeginPrefill(input); break;
-    case Action::kGiveUp: GiveUp(input); break;
-    case Action::kToken: OnToken(input); break;
-    case Action::kHandOver: HandOver(input); break;
-    case Action::kMissing:
-      FailOver(input, absl::AbortedError(absl::StrCat("its stream said ", Name(input.event), " in state ",
-                                                      Name(state_), ", before what must come first")));
+    case Action::kAdmit:
+      Admit(input);
       break;
-    case Action::kRedeem: Redeem(input); break;
-    case Action::kNoteDone: NoteDone(input); break;
-    case Action::kConclude: Conclude(input); break;
-    case Action::kFailOver: FailOver(input, StatusOf(input)); break;
-    case Action::kPlaceAgain: Ask(); break;
+    case Action::kReject:
+      End(StatusOf(input));
+      break;
+    case Action::kBeginPrefill:
+      BeginPrefill(input);
+      break;
+    case Action::kGiveUp:
+      GiveUp(input);
+      break;
+    case Action::kToken:
+      OnToken(input);
+      break;
+    case Action::kHandOver:
+      HandOver(input);
+      break;
+    case Action::kMissing:
+      FailOver(input, absl::AbortedError(absl::StrCat("its stream said ", Name(input.event), " in state ", Name(state_),
+                                                      ", before what must come first")));
+      break;
+    case Action::kRedeem:
+      Redeem(input);
+      break;
+    case Action::kNoteDone:
+      NoteDone(input);
+      break;
+    case Action::kConclude:
+      Conclude(input);
+      break;
+    case Action::kFailOver:
+      FailOver(input, StatusOf(input));
+      break;
+    case Action::kPlaceAgain:
+      Ask();
+      break;
     case Action::kReturn:
       if (auto* prefilled = std::get_if<v1::Prefilled>(&input.payload); prefilled && prefilled->has_ticket()) {
         GiveBack(input.worker, prefilled->ticket());
       }
       break;
-    case Action::kAbortGone: Abort(absl::CancelledError("the client cancelled the request")); break;
-    case Action::kAbortLate: Abort(TooLate()); break;
+    case Action::kAbortGone:
+      Abort(absl::CancelledError("the client cancelled the request"));
+      break;
+    case Action::kAbortLate:
+      Abort(TooLate());
+      break;
     case Action::kAbortStop:
-      Abort(absl::UnavailableError("the router is stopping; send the request again, to another router if there is one"));
+      Abort(
+          absl::UnavailableError("the router is stopping; send the request again, to another router if there is one"));
       break;
   }
   out_ = nullptr;
@@ -164,18 +182,18 @@ absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) 
     if (choice.ids[index] == token.token_id()) return absl::OkStatus();
     // Trying again could not tell which of the two is right.
     diverged_ = true;
-    return absl::InternalError(absl::StrCat("attempt ", epoch_, " computed token ", token.token_id(), " at index ", index,
-                                            " of choice ", token.choice_index(), " where the client has ",
+    return absl::InternalError(absl::StrCat("attempt ", epoch_, " computed token ", token.token_id(), " at index ",
+                                            index, " of choice ", token.choice_index(), " where the client has ",
                                             choice.ids[index], "; the workers' arithmetic differs"));
   }
   if (choice.finished) return absl::OkStatus();  // beyond a stop string
   if (index > next) {
-    return absl::DataLossError(absl::StrCat("index ", index, " of choice ", token.choice_index(), " came where ", next,
-                                            " was due"));
+    return absl::DataLossError(
+        absl::StrCat("index ", index, " of choice ", token.choice_index(), " came where ", next, " was due"));
   }
   const absl::Time now = clock_->Now();
   if (absl::Duration since = now - arrival_; since < stats_.ttft) stats_.ttft = since;
-  if (next > 0) stats_.itl_ms.push_back(static_cast<float>(Ms(now - choice.last_token)));
+  if (next > 0) stats_.itl_ms.push_back(static_cast<float>(absl::ToDoubleMilliseconds(now - choice.last_token)));
   choice.last_token = now;
   choice.ids.push_back(token.token_id());
   ++stats_.completion_tokens;
@@ -230,9 +248,9 @@ void RequestLifecycle::HandOver(Input& input) {
   if (prefilled.has_ticket()) ticket_ = std::move(*prefilled.mutable_ticket());
   if (AllFinished()) return Conclude(input);
   if (!AllHaveFirst() || !ticket_.has_value()) {
-    return FailOver(input, absl::InternalError(absl::StrCat("it ended the prefill without ",
-                                                            ticket_.has_value() ? "token 0 of every choice"
-                                                                                : "a ticket, and choices go on")));
+    return FailOver(input, absl::InternalError(absl::StrCat(
+                               "it ended the prefill without ",
+                               ticket_.has_value() ? "token 0 of every choice" : "a ticket, and choices go on")));
   }
   state_ = State::kHandover;
   StartDecode start;
@@ -287,25 +305,7 @@ void RequestLifecycle::Conclude(const Input& input) {
   if (stats_.kv.transport().empty()) stats_.kv.set_transport("none");
   stats_.total = clock_->Now() - arrival_;
   v1::GenerateResponse response;
-  v1::Summary* summary = response.mutable_summary();
-  v1::Usage* usage = summary->mutable_usage();
-  usage->set_prompt_tokens(stats_.prompt_tokens);
-  usage->set_cached_tokens(stats_.cached_tokens);
-  usage->set_completion_tokens(stats_.completion_tokens);
-  v1::Timings* timings = summary->mutable_timings();
-  timings->set_tokenize_ms(Ms(stats_.tokenize));
-  timings->set_queue_ms(Ms(stats_.queue));
-  timings->set_prefill_ms(Ms(stats_.prefill));
-  timings->set_transfer_ms(Ms(stats_.transfer));
-  timings->set_decode_queue_ms(Ms(stats_.decode_queue));
-  if (stats_.ttft != absl::InfiniteDuration()) timings->set_first_token_ms(Ms(stats_.ttft));
-  timings->set_itl_p50_ms(Percentile(stats_.itl_ms, 0.50));
-  timings->set_itl_p99_ms(Percentile(stats_.itl_ms, 0.99));
-  timings->set_total_ms(Ms(stats_.total));
-  *summary->mutable_kv() = stats_.kv;
-  summary->set_prefill_worker(stats_.prefill_worker);
-  summary->set_decode_worker(stats_.decode_worker);
-  summary->set_seed(request_.sampling.seed());
+  *response.mutable_summary() = MakeSummary(stats_, request_.sampling.seed());
   Emit(Send{std::move(response)});
   End(absl::OkStatus());
 }
@@ -353,8 +353,8 @@ void RequestLifecycle::GiveUp(const Input& input) {
 }
 
 void RequestLifecycle::Abort(absl::Status status) {
-  // With token 0 of every choice here the export is being made: cancelling now could lose the ticket on the wire, so the
-  // stream is left to end by itself and the ticket is given back when it comes (Action::kReturn).
+  // With token 0 of every choice here the export is being made: cancelling now could lose the ticket on the wire, so
+  // the stream is left to end by itself and the ticket is given back when it comes (Action::kReturn).
   const bool ticket_comes = state_ == State::kPrefilling && AllHaveFirst() && !AllFinished();
   if (!ticket_comes) Emit(CancelPrefill{});
   Emit(CancelDecode{});

@@ -1,11 +1,14 @@
-// One request's life in the router: validate and tokenize, place, prefill, hand over, decode, end. A state machine without
-// RPCs: inputs go in, commands come out, and a driver carries those out. lifecycle_table.h says what happens when.
+// One request's life in the router: validate and tokenize, place, prefill, hand over, decode, end. A state machine
+// without RPCs: inputs go in, commands come out, and a driver carries those out. lifecycle_table.h says what happens
+// when.
 //
 // What it guarantees:
-//  - The client sees index 0, 1, 2, ... of each choice once. On a retry the prompt is computed again from the start, with
+//  - The client sees index 0, 1, 2, ... of each choice once. On a retry the prompt is computed again from the start,
+//  with
 //    epoch + 1; indices the client has are compared with what it got (they must be equal, else INTERNAL) and dropped.
 //  - The router owns every ticket that decode has not redeemed: whatever ends the attempt, a Release command goes out.
-//  - At most kMaxAttempts, only for codes that common/status.h calls retryable, only before the deadline. A worker that is
+//  - At most kMaxAttempts, only for codes that common/status.h calls retryable, only before the deadline. A worker that
+//  is
 //    full (RESOURCE_EXHAUSTED) is not asked again; the client hears of it when there is no other.
 //  - Nothing is decoded when token 0 already ends every choice.
 //
@@ -28,6 +31,7 @@
 #include "router/choice_text.h"
 #include "router/lifecycle_table.h"
 #include "router/policy.h"
+#include "router/request_stats.h"
 
 namespace baton::router {
 
@@ -95,22 +99,6 @@ struct Finish {
 using Command = std::variant<AskPlacement, StartPrefill, StartDecode, CancelPrefill, CancelDecode, ReleaseTicket, Wait,
                              Send, Finish>;
 
-// For metrics and logs.
-struct RequestStats {
-  absl::Duration tokenize, queue, prefill, transfer, decode_queue;
-  absl::Duration ttft = absl::InfiniteDuration();  // infinite: no token came
-  absl::Duration total;
-  std::vector<float> itl_ms;      // between tokens of one choice
-  absl::Duration stop;            // spent in stop matching and detokenizing
-  uint32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
-  uint32_t attempts = 1;
-  uint32_t retries_after_first_token = 0;
-  uint32_t num_preemptions = 0;
-  v1::KvSummary kv;
-  std::string prefill_worker, decode_worker;
-  std::vector<v1::FinishReason> finish_reasons;  // of finished choices
-};
-
 class RequestLifecycle {
  public:
   // `text` and `clock` are not owned and outlive this.
@@ -128,11 +116,11 @@ class RequestLifecycle {
  private:
   struct Choice {
     std::unique_ptr<ChoiceText> text;
-    std::vector<int32_t> ids;       // what the client has
-    v1::SampledToken first;         // index 0 as attempt `first_epoch` sent it, for the decode request
+    std::vector<int32_t> ids;  // what the client has
+    v1::SampledToken first;    // index 0 as attempt `first_epoch` sent it, for the decode request
     uint32_t first_epoch = 0;
     bool finished = false;
-    bool matched_string = false;    // the workers do not know that it ended
+    bool matched_string = false;  // the workers do not know that it ended
     absl::Time last_token;
   };
 
@@ -170,7 +158,7 @@ class RequestLifecycle {
   AdmittedRequest request_;
   std::vector<Choice> choices_;
   std::set<WorkerId> avoid_;
-  absl::Status shed_;                 // non-OK: a full worker's words; others only from now on
+  absl::Status shed_;  // non-OK: a full worker's words; others only from now on
   bool diverged_ = false;
   WorkerRef prefill_, decode_;
   std::optional<v1::Ticket> ticket_;  // owned: issued and not redeemed

@@ -12,9 +12,10 @@ namespace baton::router {
 absl::Status RequestTable::Add(const std::string& key, const std::shared_ptr<RequestDriver>& driver) {
   MutexLock lock(&mu_);
   if (running_.size() >= max_running_) {
-    return WithReason(WithRetryAfter(absl::ResourceExhaustedError(absl::StrCat(
-                                         max_running_, " requests are in flight, which is the limit (max_queue); "
-                                                       "try again in a second")),
+    return WithReason(WithRetryAfter(absl::ResourceExhaustedError(
+                                         absl::StrCat(max_running_,
+                                                      " requests are in flight, which is the limit (max_queue); "
+                                                      "try again in a second")),
                                      absl::Seconds(1)),
                       "QUEUE_FULL");
   }

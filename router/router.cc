@@ -34,8 +34,9 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
       releaser_(&channels_, &router_metrics_),
       context_{&table_, &placement_, &channels_, &releaser_, &router_metrics_, text_.get(), clock},
       inference_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
-      cluster_(&view_, &router_metrics_, [this] { UpdateHealth(); },
-               [this](v1::ClusterStatus* status) { FillStatus(status); }) {}
+      cluster_(
+          &view_, &router_metrics_, [this] { UpdateHealth(); },
+          [this](v1::ClusterStatus* status) { FillStatus(status); }) {}
 
 absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, Metrics* metrics, Clock* clock) {
   absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);
@@ -89,8 +90,8 @@ void Router::UpdateHealth() {
 }
 
 void Router::Tick() {
-  const absl::Duration period = std::clamp(view_.options().worker_timeout / 10, absl::Milliseconds(10),
-                                           absl::Milliseconds(250));
+  const absl::Duration period =
+      std::clamp(view_.options().worker_timeout / 10, absl::Milliseconds(10), absl::Milliseconds(250));
   while (true) {
     {
       MutexLock lock(&ticker_mu_);

@@ -8,9 +8,10 @@ namespace baton::router {
 namespace {
 
 // As vLLM's dashboards expect them.
-const std::vector<double> kVllmTtft = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75,
+const std::vector<double> kVllmTtft = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
                                        1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
-const std::vector<double> kVllmItl = {.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80};
+const std::vector<double> kVllmItl = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
+                                      .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
 const std::vector<double> kVllmE2e = {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960};
 
 // Workers name the transport; a metric's label must not be theirs to choose.
@@ -20,9 +21,12 @@ std::string Transport(const std::string& name) {
 
 std::string FinishedReason(v1::FinishReason reason) {
   switch (reason) {
-    case v1::FINISH_REASON_STOP: return "stop";
-    case v1::FINISH_REASON_LENGTH: return "length";
-    default: return "abort";
+    case v1::FINISH_REASON_STOP:
+      return "stop";
+    case v1::FINISH_REASON_LENGTH:
+      return "length";
+    default:
+      return "abort";
   }
 }
 
@@ -54,7 +58,8 @@ RouterMetrics::RouterMetrics(Metrics* metrics, std::string model_name, const std
       ttft_(Latency("baton_time_to_first_token_seconds", "From a request's arrival to its first token leaving")),
       itl_(Latency("baton_inter_token_latency_seconds", "Between two tokens of one choice")),
       total_(Latency("baton_request_seconds", "From a request's arrival to its end")),
-      vllm_ttft_(metrics->Histogram("vllm:time_to_first_token_seconds", "Time to first token", kVllmTtft, vllm_labels_)),
+      vllm_ttft_(
+          metrics->Histogram("vllm:time_to_first_token_seconds", "Time to first token", kVllmTtft, vllm_labels_)),
       vllm_itl_(metrics->Histogram("vllm:inter_token_latency_seconds", "Inter-token latency", kVllmItl, vllm_labels_)),
       vllm_e2e_(metrics->Histogram("vllm:e2e_request_latency_seconds", "End to end latency", kVllmE2e, vllm_labels_)),
       prompt_tokens_(metrics->Counter("baton_prompt_tokens_total", "Tokens of prompts")),
@@ -62,7 +67,8 @@ RouterMetrics::RouterMetrics(Metrics* metrics, std::string model_name, const std
       generated_tokens_(metrics->Counter("baton_generated_tokens_total", "Tokens sent to clients")),
       vllm_prompt_tokens_(metrics->Counter("vllm:prompt_tokens_total", "Prompt tokens", vllm_labels_)),
       vllm_generation_tokens_(metrics->Counter("vllm:generation_tokens_total", "Generated tokens", vllm_labels_)) {
-  metrics->Gauge("baton_model_info", "1; the model is in the labels", {{"model", model_name}, {"tokenizer", fingerprint}})
+  metrics
+      ->Gauge("baton_model_info", "1; the model is in the labels", {{"model", model_name}, {"tokenizer", fingerprint}})
       .Set(1);
 }
 
@@ -111,14 +117,16 @@ void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats,
 }
 
 void RouterMetrics::Retried(const absl::Status& why) {
-  metrics_->Counter("baton_request_retries_total", "Attempts after the first, by what ended the one before",
-                    {{"code", RuleFor(why.code()).name}})
+  metrics_
+      ->Counter("baton_request_retries_total", "Attempts after the first, by what ended the one before",
+                {{"code", RuleFor(why.code()).name}})
       .Increment();
 }
 
 void RouterMetrics::TicketReleased(bool ok) {
-  metrics_->Counter("baton_ticket_releases_total", "Tickets the router gave back, by whether the worker answered",
-                    {{"result", ok ? "ok" : "failed"}})
+  metrics_
+      ->Counter("baton_ticket_releases_total", "Tickets the router gave back, by whether the worker answered",
+                {{"result", ok ? "ok" : "failed"}})
       .Increment();
 }
 

@@ -18,7 +18,10 @@ class RouterMetrics {
   // `metrics` is not owned and outlives this.
   RouterMetrics(Metrics* metrics, std::string model_name, const std::string& fingerprint);
 
-  void Started() { running_.Increment(); vllm_running_.Increment(); }
+  void Started() {
+    running_.Increment();
+    vllm_running_.Increment();
+  }
   // One request ended. `emit`: from a token's arrival to its hand-over to the transport, summed over tokens.
   void Ended(const absl::Status& status, const RequestStats& stats, absl::Duration emit);
   void Retried(const absl::Status& why);

@@ -9,8 +9,8 @@
 namespace baton::fakes {
 namespace {
 
-// The last token of choice `c` that the request allows, and how it ends. Texts end with LENGTH by max_tokens, or with STOP
-// at their end.
+// The last token of choice `c` that the request allows, and how it ends. Texts end with LENGTH by max_tokens, or with
+// STOP at their end.
 v1::SampledToken TokenAt(const Script& script, const v1::SamplingParams& sampling, uint32_t choice, uint32_t index) {
   const std::string& text = script.texts[choice % script.texts.size()];
   v1::SampledToken token;
@@ -285,7 +285,10 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
 };
 
 ScriptedWorker::ScriptedWorker(std::string name, std::string role, TicketBook* book, Script script)
-    : name_(std::move(name)), incarnation_(NewIncarnation()), role_(std::move(role)), state_(std::make_shared<State>(book)) {
+    : name_(std::move(name)),
+      incarnation_(NewIncarnation()),
+      role_(std::move(role)),
+      state_(std::make_shared<State>(book)) {
   set_script(std::move(script));
   prefill_ = std::make_unique<PrefillService>(state_);
   decode_ = std::make_unique<DecodeService>(state_);

@@ -1,8 +1,9 @@
-// Prefill and decode workers without a model: real gRPC servers in this process that answer by a script. For tests of who
-// talks to workers.
+// Prefill and decode workers without a model: real gRPC servers in this process that answer by a script. For tests of
+// who talks to workers.
 //
 // The text of choice c is `texts[c]`, one byte a token, whichever worker is asked: a function of the request alone, as
-// with real workers. Where a script says so, a call stops at a point and waits to be cancelled, resumed, failed or killed.
+// with real workers. Where a script says so, a call stops at a point and waits to be cancelled, resumed, failed or
+// killed.
 #ifndef BATON_TESTS_FAKES_SCRIPTED_WORKER_H_
 #define BATON_TESTS_FAKES_SCRIPTED_WORKER_H_
 

@@ -45,10 +45,11 @@ v1::HeartbeatRequest Beat(const std::string& name, const std::string& incarnatio
 
 class ClusterViewTest : public ::testing::Test {
  protected:
-  ClusterViewTest() : view_(Options(), &clock_, [this](const WorkerId& id, const std::string& why) {
-                        gone_.push_back(id.name + "/" + id.incarnation);
-                        view_.Snapshot();  // no lock is held here
-                      }) {}
+  ClusterViewTest()
+      : view_(Options(), &clock_, [this](const WorkerId& id, const std::string& why) {
+          gone_.push_back(id.name + "/" + id.incarnation);
+          view_.Snapshot();  // no lock is held here
+        }) {}
   static ClusterViewOptions Options() {
     ClusterViewOptions options;
     options.model_name = "m";
@@ -115,16 +116,15 @@ TEST_F(ClusterViewTest, EveryFieldThatDiffersIsNamedWithBothValues) {
   other.mutable_layout()->set_version(2);
   const absl::Status status = view_.Register(other);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("worker p0"), HasSubstr("fingerprint.weights (ours w, theirs w2)"),
-                    HasSubstr("fingerprint.config (ours c, theirs c2)"),
-                    HasSubstr("fingerprint.numerics_class (ours int, theirs f32)"),
-                    HasSubstr("layout.dtype (ours f16, theirs f32)"),
-                    HasSubstr("layout.block_size (ours 16, theirs 32)"),
-                    HasSubstr("layout.num_layers (ours 2, theirs 9)"),
-                    HasSubstr("layout.num_kv_heads (ours 3, theirs 8)"),
-                    HasSubstr("layout.head_dim (ours 64, theirs 128)"), HasSubstr("layout.version (ours 1, theirs 2)"),
-                    Not(HasSubstr("tokenizer"))));
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("worker p0"), HasSubstr("fingerprint.weights (ours w, theirs w2)"),
+            HasSubstr("fingerprint.config (ours c, theirs c2)"),
+            HasSubstr("fingerprint.numerics_class (ours int, theirs f32)"),
+            HasSubstr("layout.dtype (ours f16, theirs f32)"), HasSubstr("layout.block_size (ours 16, theirs 32)"),
+            HasSubstr("layout.num_layers (ours 2, theirs 9)"), HasSubstr("layout.num_kv_heads (ours 3, theirs 8)"),
+            HasSubstr("layout.head_dim (ours 64, theirs 128)"), HasSubstr("layout.version (ours 1, theirs 2)"),
+            Not(HasSubstr("tokenizer"))));
   EXPECT_EQ(view_.Snapshot().size(), 1u);
   v1::ClusterStatus shown;
   view_.FillStatus(&shown);

@@ -27,7 +27,7 @@ class MembershipTest : public RouterFixture {
     grpc::ByteBuffer in(&slice, 1), out;
     const grpc::internal::RpcMethod method("/grpc.health.v1.Health/Check", grpc::internal::RpcMethod::NORMAL_RPC);
     grpc::internal::BlockingUnaryCallImpl<grpc::ByteBuffer, grpc::ByteBuffer> call(channel_.get(), method, &context, in,
-                                                                                  &out);
+                                                                                   &out);
     if (!call.status().ok()) return -static_cast<int>(call.status().error_code());
     std::vector<grpc::Slice> slices;
     out.Dump(&slices);

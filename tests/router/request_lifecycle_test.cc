@@ -44,9 +44,7 @@ class FakeText : public TextMaker {
 class LifecycleTest : public ::testing::Test {
  protected:
   LifecycleTest() { Reset(); }
-  void Reset() {
-    life_ = std::make_unique<RequestLifecycle>(clock_.Now() + absl::Seconds(10), &text_, &clock_);
-  }
+  void Reset() { life_ = std::make_unique<RequestLifecycle>(clock_.Now() + absl::Seconds(10), &text_, &clock_); }
 
   // Handles the input and returns the commands as words: what a test reads.
   std::vector<std::string> Do(Input input) {
@@ -85,8 +83,8 @@ class LifecycleTest : public ::testing::Test {
         const v1::GenerateResponse& r = c.response;
         if (r.has_started()) return absl::StrCat("started ", r.started().prompt_tokens());
         if (r.has_token()) {
-          return absl::StrCat("token ", r.token().choice_index(), ".", r.token().token_index(), "=", r.token().token_id(),
-                              r.token().text());
+          return absl::StrCat("token ", r.token().choice_index(), ".", r.token().token_index(), "=",
+                              r.token().token_id(), r.token().text());
         }
         if (r.has_finished()) {
           return absl::StrCat("finished ", r.finished().choice_index(), " ", r.finished().reason(), " ",
@@ -182,8 +180,7 @@ TEST_F(LifecycleTest, TheWholeWay) {
   clock_.Advance(absl::Milliseconds(5));
   EXPECT_THAT(Do(Dec(Token(0, 1, 8))), ElementsAre("token 0.1=8<8>"));
   clock_.Advance(absl::Milliseconds(5));
-  EXPECT_THAT(Do(Dec(Token(0, 2, 9, v1::FINISH_REASON_LENGTH))),
-              ElementsAre("token 0.2=9<9>", "finished 0 2 held 3"));
+  EXPECT_THAT(Do(Dec(Token(0, 2, 9, v1::FINISH_REASON_LENGTH))), ElementsAre("token 0.2=9<9>", "finished 0 2 held 3"));
   v1::DecodeDone done;
   done.set_decode_queue_ms(1.5);
   EXPECT_THAT(Do({Event::kDecodeDone, 1, Ref("d0"), done}), IsEmpty());
@@ -436,8 +433,8 @@ TEST_F(LifecycleTest, StaleStreamsAreIgnored) {
   EXPECT_EQ(life_->state(), State::kPrefilling);
 }
 
-// Whatever comes in whatever order: no crash, one Finish at most, and each ticket that was handed in is either redeemed or
-// released exactly once.
+// Whatever comes in whatever order: no crash, one Finish at most, and each ticket that was handed in is either redeemed
+// or released exactly once.
 TEST_F(LifecycleTest, RandomInputsKeepTheInvariants) {
   uint64_t x = 88172645463325252ull;
   const auto next = [&x](uint64_t bound) {
@@ -460,22 +457,47 @@ TEST_F(LifecycleTest, RandomInputsKeepTheInvariants) {
       const State before = life_->state();
       Input input;
       switch (next(14)) {
-        case 0: input = Plain(Event::kDecodeDone); input.payload = v1::DecodeDone(); break;
-        case 1: input = Placed(); break;
-        case 2: input = {Event::kUnplaced, 0, {}, absl::UnavailableError("x")}; break;
+        case 0:
+          input = Plain(Event::kDecodeDone);
+          input.payload = v1::DecodeDone();
+          break;
+        case 1:
+          input = Placed();
+          break;
+        case 2:
+          input = {Event::kUnplaced, 0, {}, absl::UnavailableError("x")};
+          break;
         case 3:
-        case 4: input = Pre(Token(next(3), 0, next(4), static_cast<v1::FinishReason>(next(3)))); break;
-        case 5: input = Prefilled(next(2) ? ++issued : 0); break;
-        case 6: input = Plain(Event::kPrefillEnded, "p0"); break;
-        case 7: input = Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0"); break;
-        case 8: input = Fetched(); break;
+        case 4:
+          input = Pre(Token(next(3), 0, next(4), static_cast<v1::FinishReason>(next(3))));
+          break;
+        case 5:
+          input = Prefilled(next(2) ? ++issued : 0);
+          break;
+        case 6:
+          input = Plain(Event::kPrefillEnded, "p0");
+          break;
+        case 7:
+          input = Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0");
+          break;
+        case 8:
+          input = Fetched();
+          break;
         case 9:
-        case 10: input = Dec(Token(next(3), next(4), next(4), static_cast<v1::FinishReason>(next(3)))); break;
-        case 11: input = Plain(next(2) ? Event::kDecodeEnded : Event::kBackoffOver); break;
-        case 12: input = Failed(Event::kDecodeFailed, absl::AbortedError("x"), "d0"); break;
+        case 10:
+          input = Dec(Token(next(3), next(4), next(4), static_cast<v1::FinishReason>(next(3))));
+          break;
+        case 11:
+          input = Plain(next(2) ? Event::kDecodeEnded : Event::kBackoffOver);
+          break;
+        case 12:
+          input = Failed(Event::kDecodeFailed, absl::AbortedError("x"), "d0");
+          break;
         case 13:
-          if (next(8) == 0) input = Plain(Event::kClientGone);
-          else input = Plain(Event::kBackoffOver);
+          if (next(8) == 0)
+            input = Plain(Event::kClientGone);
+          else
+            input = Plain(Event::kBackoffOver);
           break;
       }
       count(Do(std::move(input)));

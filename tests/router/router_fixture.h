@@ -2,8 +2,8 @@
 #ifndef BATON_TESTS_ROUTER_ROUTER_FIXTURE_H_
 #define BATON_TESTS_ROUTER_ROUTER_FIXTURE_H_
 
-#include <grpcpp/grpcpp.h>
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,0 +1,34 @@
+// What one request cost: for metrics, logs and the client's Summary.
+#ifndef BATON_ROUTER_REQUEST_STATS_H_
+#define BATON_ROUTER_REQUEST_STATS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "proto/inference.pb.h"
+
+namespace baton::router {
+
+struct RequestStats {
+  absl::Duration tokenize, queue, prefill, transfer, decode_queue;
+  absl::Duration ttft = absl::InfiniteDuration();  // infinite: no token came
+  absl::Duration total;
+  std::vector<float> itl_ms;  // between tokens of one choice
+  absl::Duration stop;        // spent in stop matching and detokenizing
+  uint32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  uint32_t attempts = 1;
+  uint32_t retries_after_first_token = 0;
+  uint32_t num_preemptions = 0;
+  v1::KvSummary kv;
+  std::string prefill_worker, decode_worker;
+  std::vector<v1::FinishReason> finish_reasons;  // of finished choices
+};
+
+// The last message of a stream. Percentiles are nearest-rank.
+v1::Summary MakeSummary(const RequestStats& stats, uint64_t seed);
+
+}  // namespace baton::router
+
+#endif  // BATON_ROUTER_REQUEST_STATS_H_
