@@ -139,6 +139,8 @@ std::string ChildProcess::EndReason() const {
   return absl::StrCat("signal ", signal_number, " (", ::strsignal(signal_number), ")");
 }
 
+bool ChildProcess::EndedWell() const { return WIFEXITED(wait_status_) && WEXITSTATUS(wait_status_) == 0; }
+
 void ChildProcess::Signal(int signal_number) {
   if (!Ended()) ::kill(pid_, signal_number);
 }

@@ -52,6 +52,8 @@ class ChildProcess {
   bool Ended();
   // "exit code 1", "signal 9 (Killed)"; only after Ended().
   std::string EndReason() const;
+  // Exit code 0; only after Ended().
+  bool EndedWell() const;
   void Signal(int signal_number);
 
  private:

@@ -11,7 +11,7 @@ namespace baton::cli {
 
 void AddSamplingFlags(CLI::App* app, SamplingFlags* f, bool all) {
   const std::string group = "Sampling";
-  app->add_option("--temperature", f->temperature, "0 is greedy; default 0.7")->group(group);
+  app->add_option("--temperature", f->temperature, "0 is greedy; default 0.2")->group(group);
   app->add_option("--top-p", f->top_p, "(0, 1]; default 1")->group(group);
   app->add_option("--top-k", f->top_k, "0: off (default)")->group(group);
   app->add_option("--min-p", f->min_p, "[0, 1]; default 0")->group(group);
@@ -45,7 +45,14 @@ absl::Status ToSamplingParams(const SamplingFlags& f, v1::SamplingParams* s) {
   if (f.presence_penalty) s->set_presence_penalty(*f.presence_penalty);
   if (f.frequency_penalty) s->set_frequency_penalty(*f.frequency_penalty);
   if (f.min_tokens) s->set_min_tokens(*f.min_tokens);
-  if (f.seed) s->set_seed(*f.seed);
+  if (!f.seed.empty()) {
+    uint64_t seed = 0;
+    if (!absl::SimpleAtoi(f.seed, &seed)) {
+      return absl::InvalidArgumentError(absl::StrCat("--seed is \"", f.seed.substr(0, 40),
+                                                     "\"; expected a whole number from 0 to 18446744073709551615"));
+    }
+    s->set_seed(seed);
+  }
   if (f.logprobs) s->set_logprobs(*f.logprobs);
   if (f.n) s->set_n(*f.n);
   s->set_ignore_eos(f.ignore_eos);

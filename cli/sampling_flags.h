@@ -17,12 +17,13 @@ class App;
 namespace baton::cli {
 
 struct SamplingFlags {
-  // The API's defaults (temperature 1, as many tokens as fit) suit programs; these suit a person at a terminal.
-  static constexpr float kTemperature = 0.7f;
+  // The API's defaults (temperature 1, as many tokens as fit) suit programs; these suit a person at a terminal, who wants an answer
+  // that holds together and ends.
+  static constexpr float kTemperature = 0.2f;
 
   std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int32_t> top_k, max_tokens, min_tokens, logprobs, n;
-  std::optional<uint64_t> seed;
+  std::string seed;                     // CLI11 would take -1 for 2^64 - 1
   std::vector<std::string> logit_bias;  // "ID=BIAS"
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;

@@ -56,14 +56,14 @@ std::string FormatStatus(const v1::ClusterStatus& s, const std::string& address)
   if (s.workers().empty()) {
     absl::StrAppend(&out, "no workers; they register by themselves when they run (`baton up` starts some)\n");
   } else {
-    Rows rows = {{"NAME", "ROLE", "STATE", "IN FLIGHT", "RUN", "WAIT", "TICKETS", "STEPS", "TOKENS/S", "KV TOTAL", "FREE",
+    Rows rows = {{"NAME", "ROLE", "STATE", "IN FLIGHT", "RUN", "WAIT", "TICKETS", "TOKENS/S", "KV BLOCKS", "FREE",
                   "ACTIVE", "LEASED", "CACHED", "QUARANTINED", "BACKEND", "ADDRESS"}};
     for (const v1::ClusterWorker& w : s.workers()) {
       const v1::KvLedger& l = w.load().ledger();
       rows.push_back({Printable(w.info().name()), Printable(w.info().role()), Printable(w.state()),
                       absl::StrCat(w.in_flight()), absl::StrCat(w.load().running()), absl::StrCat(w.load().waiting()),
-                      absl::StrCat(w.load().tickets()), absl::StrCat(w.load().steps()),
-                      absl::StrCat(w.load().tokens_per_second()), absl::StrCat(l.total()), absl::StrCat(l.free()),
+                      absl::StrCat(w.load().tickets()), absl::StrCat(w.load().tokens_per_second()),
+                      absl::StrCat(l.total()), absl::StrCat(l.free()),
                       absl::StrCat(l.active()), absl::StrCat(l.leased()), absl::StrCat(l.cached()),
                       absl::StrCat(l.quarantined()), Printable(w.info().backend()), Printable(w.info().address())});
     }

@@ -99,8 +99,9 @@ void Supervisor::HandleOutput(Process* process) {
     if (event.is_object()) HandleEvent(process, event);
   }
   for (std::string& line : process->child->ReadStderr()) {
-    // While loading, words are kept for the case that it fails; afterwards they are news.
-    if (phase_ != Phase::kLoading) {
+    // News while serving. While loading and stopping they only matter when the process fails: a worker that drains, for
+    // one, complains that the router has gone.
+    if (phase_ == Phase::kServing) {
       Say(absl::StrCat(out_.Paint(Style::kDim, absl::StrCat("[", process->spec.name, "]")), " ", Printable(line)));
     }
     process->stderr_tail.push_back(std::move(line));
@@ -191,6 +192,10 @@ void Supervisor::HandleEnd(Process* process) {
   const State before = process->state;
   process->state = State::kStopped;
   if (stopping()) {
+    if (gentle_ && phase_ != Phase::kKilling && !process->child->EndedWell()) {
+      Say(absl::StrCat(out_.Paint(Style::kYellow, "warning:"), " ", process->spec.name, " did not stop cleanly: ",
+                       Printable(reason)));
+    }
     process->child.reset();
     AdvanceDrain();
     return;
@@ -247,6 +252,7 @@ void Supervisor::Abort(const absl::Status& status, const std::string& next) {
 
 void Supervisor::BeginDrain(int exit_code, bool gentle) {
   exit_code_ = exit_code;
+  gentle_ = gentle;
   for (Process& p : processes_) p.restart_at = absl::InfiniteFuture();
   // Gentle: the router first, so that what it accepted still finds its workers. Else all at once; what has not loaded
   // has nothing to finish.

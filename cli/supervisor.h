@@ -89,6 +89,7 @@ class Supervisor {
   std::vector<Process> processes_;
   Phase phase_ = Phase::kLoading;
   int exit_code_ = 0;
+  bool gentle_ = false;  // the drain lets running requests end
   int signal_fd_ = -1;
   int interrupts_ = 0;
   sigset_t saved_mask_;

@@ -150,6 +150,7 @@ TEST(LocalCompleteTest, BadRequestsAreTypedAndExitTwo) {
       {"x", "--max-tokens", "99999999999"},
       {"x", "--n", "17"},
       {"x", "--seed", "-1"},
+      {"x", "--seed", "18446744073709551616"},
       {"x", "--logit-bias", "nonsense"},
       {"x", "--logit-bias", "999999=1"},
       {"x", "--logit-bias", "1=1", "--logit-bias", "1=2"},
@@ -192,11 +193,19 @@ TEST(LocalCompleteTest, BadModels) {
   EXPECT_TRUE(Json::parse(r.out, nullptr, false)["error"]["message"].is_string()) << r.out;
 }
 
-TEST(LocalChatTest, AModelWithoutTemplateSaysSo) {
-  const Result r = RunBaton(Local({"--chat", "Hi", "--max-tokens", "4"}));
-  if (r.exit_code == 0) GTEST_SKIP() << "the generated model has a chat template";
-  EXPECT_EQ(r.exit_code, 1);
-  EXPECT_NE(r.err.find("chat template"), std::string::npos) << r.err;
+TEST(LocalChatTest, AConversationInOneProcess) {
+  const Result once = RunBaton(Local({"--chat", "Hi", "--max-tokens", "4", "--seed", "1", "--json"}));
+  EXPECT_EQ(once.exit_code, 0) << once.err;
+  const Result r = RunBaton({"chat", "--local", "--model", Model(), "--kv-memory-mib", "8", "--threads", "1",
+                             "--max-tokens", "4", "--seed", "1", "--json"},
+                            "Hi\nagain\n/quit\n");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  const size_t newline = r.out.find('\n');
+  const Json first = Json::parse(r.out.substr(0, newline), nullptr, false);
+  const Json second = Json::parse(r.out.substr(newline + 1), nullptr, false);
+  ASSERT_TRUE(first.is_object() && second.is_object()) << r.out;
+  EXPECT_EQ(first["token_ids"], Json::parse(once.out, nullptr, false)["token_ids"]);
+  EXPECT_GT(second["usage"]["prompt"].get<int>(), first["usage"]["prompt"].get<int>());
 }
 
 // Spec row S7: the ledger is exact against what a worker really allocates.
