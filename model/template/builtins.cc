@@ -172,7 +172,8 @@ std::optional<bool> KindTest(const std::string& name, const Value& v) {
   if (name == "string") return v.is_string();
   if (name == "mapping") return v.is_dict();
   if (name == "iterable") return IsIterable(v);
-  if (name == "sequence") return v.is_string() || v.is_list() || v.is_dict();
+  // jinja2 asks for a length and for elements, and its Undefined has both.
+  if (name == "sequence") return v.is_string() || v.is_list() || v.is_dict() || v.is_undefined();
   if (name == "number") return v.is_number();
   if (name == "integer") return v.is_int();
   if (name == "float") return v.is_float();

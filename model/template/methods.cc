@@ -157,7 +157,7 @@ bool IsOfClass(const std::string& text, const std::string& name) {
     const bool fits = name == "isspace"   ? IsSpace(c)
                       : name == "isdigit" ? digit
                       : name == "isalpha" ? letter
-                                          : letter || digit || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO;
+                                          : IsAlphanumeric(c);
     if (!fits) return false;
     any = true;
   }

@@ -110,6 +110,12 @@ bool IsPrintable(int32_t c) {
   }
 }
 
+bool IsAlphanumeric(int32_t c) {
+  const utf8proc_category_t category = utf8proc_category(c);
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) ||
+         (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO);
+}
+
 absl::string_view Strip(absl::string_view text, std::optional<absl::string_view> chars, Side side) {
   const auto strips = [&](size_t at, size_t size) {
     if (!chars.has_value()) return IsSpace(CodePointAt(text, at));

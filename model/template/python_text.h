@@ -22,6 +22,7 @@ std::optional<size_t> FirstInvalidByte(absl::string_view text);
 
 bool IsSpace(int32_t code_point);      // str.isspace
 bool IsPrintable(int32_t code_point);  // str.isprintable
+bool IsAlphanumeric(int32_t code_point);  // str.isalnum
 
 enum class Side { kLeft, kRight, kBoth };
 // `chars` nullopt: white space.

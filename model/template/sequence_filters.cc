@@ -358,11 +358,16 @@ Filter FindSequenceFilter(absl::string_view name) {
 }
 
 absl::StatusOr<Value> Interpreter::CallFilter(const std::string& name, const Value& operand, const CallArgs& args) {
-  JINJA_RETURN_IF_ERROR(budget_.Step());
   Filter filter = FindTextFilter(name);
   if (filter == nullptr) filter = FindSequenceFilter(name);
   if (filter == nullptr) return absl::InvalidArgumentError(absl::StrCat("there is no filter named '", name, "'"));
-  return filter({*this, budget_, name, operand, args});
+  // A frame, since map can call map.
+  ++frame_depth_;
+  absl::Status entered = EnterFrame();
+  absl::StatusOr<Value> result =
+      entered.ok() ? filter({*this, budget_, name, operand, args}) : absl::StatusOr<Value>(entered);
+  --frame_depth_;
+  return result;
 }
 
 }  // namespace baton::model::jinja

@@ -208,8 +208,15 @@ absl::StatusOr<Value> RoundFilter(const FilterCall& call) {
 absl::StatusOr<Value> WordCountFilter(const FilterCall& call) {
   JINJA_RETURN_IF_ERROR(Bind(call, {}).status());
   JINJA_ASSIGN_OR_RETURN(const std::string text, Str(call.budget, call.operand));
-  JINJA_ASSIGN_OR_RETURN(const auto words, Split(call.budget, text, std::nullopt, -1, false));
-  return Value(static_cast<Int>(words.size()));
+  JINJA_RETURN_IF_ERROR(call.budget.StepBytes(text.size() * 4));
+  Int words = 0;
+  bool in_word = false;
+  for (size_t at = 0; at < text.size(); at += CodePointSize(text, at)) {
+    const bool is_word = IsAlphanumeric(CodePointAt(text, at)) || text[at] == '_';
+    words += is_word && !in_word;
+    in_word = is_word;
+  }
+  return Value(words);
 }
 
 }  // namespace
