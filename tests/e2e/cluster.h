@@ -73,6 +73,7 @@ class Cluster {
   std::vector<std::unique_ptr<WorkerProcess>>& workers() { return workers_; }
   const std::string& router_address() const { return router_address_; }
   const std::string& router_http() const { return router_http_; }
+  std::string key_path() const { return dir_ + "/key"; }
   v1::Inference::Stub& inference() { return *inference_; }
 
  private:

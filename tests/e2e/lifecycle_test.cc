@@ -198,7 +198,8 @@ TEST(RefusalTest, OtherKvLayoutIsRefusedFieldByField) {
   auto cluster = Cluster::Start({.model = SmolLm2(), .prefill = 1, .decode = 0, .flags = {"--kv-memory-mib=64"}});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   auto worker = Process::Start({"decode_worker/decode_worker", "--model=" + SmolLm2(), "--router=" + (*cluster)->router_address(),
-                                "--name=odd", "--block-size=32", "--kv-dtype=bf16", "--kv-memory-mib=64"});
+                                "--name=odd", "--block-size=32", "--kv-dtype=bf16", "--kv-memory-mib=64",
+                                "--cluster-key-file=" + (*cluster)->key_path()});
   ASSERT_TRUE(worker.ok());
   auto code = (*worker)->WaitExit(absl::Seconds(60));
   ASSERT_TRUE(code.ok()) << code.status();
@@ -225,7 +226,7 @@ TEST(RefusalTest, PortInUseNamesThePort) {
 }
 
 TEST(RefusalTest, ModelThatDoesNotFitSaysTheArithmetic) {
-  auto worker = Process::Start({"prefill_worker/prefill_worker", "--model=" + SmolLm2(), "--kv-memory-mib=100000000",
+  auto worker = Process::Start({"prefill_worker/prefill_worker", "--model=" + SmolLm2(), "--kv-memory-mib=16000000",
                                 "--router=127.0.0.1:1"});
   ASSERT_TRUE(worker.ok());
   auto code = (*worker)->WaitExit(absl::Seconds(60));
