@@ -124,7 +124,8 @@ absl::StatusOr<Value> Repeat(Budget& budget, const Value& value, Int times) {
   const List& list = value.as_list();
   if (list.items.empty()) return value;
   Int total = 0;
-  if (__builtin_mul_overflow(times, static_cast<Int>(list.items.size()), &total) || total > INT32_MAX) total = INT32_MAX;
+  if (__builtin_mul_overflow(times, static_cast<Int>(list.items.size()), &total) || total > INT32_MAX)
+    total = INT32_MAX;
   JINJA_RETURN_IF_ERROR(budget.Step(static_cast<int64_t>(total)));
   std::vector<Value> items;
   for (Int i = 0; i < times; ++i) items.insert(items.end(), list.items.begin(), list.items.end());

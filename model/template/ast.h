@@ -29,11 +29,11 @@ enum class ExprKind {
   kNot,
   kNegate,
   kPlus,
-  kAnd,      // all of args, flattened, as the next four
+  kAnd,  // all of args, flattened, as the next four
   kOr,
   kArithmetic,  // args[0] ops[0] args[1] ops[1] ..., from the left
   kConcat,
-  kCompare,  // chained as in Python
+  kCompare,      // chained as in Python
   kConditional,  // args: test, then, else (null: undefined)
 };
 
@@ -44,10 +44,10 @@ struct Expr {
   int line = 0;
   int height = 1;
   Value constant;
-  int name = -1;                                       // index into Template::names
-  std::string text;                                    // attribute, filter or test
-  std::vector<ExprPtr> args;                           // operands
-  std::vector<ExprPtr> call_args;                      // of a call, filter or test
+  int name = -1;                   // index into Template::names
+  std::string text;                // attribute, filter or test
+  std::vector<ExprPtr> args;       // operands
+  std::vector<ExprPtr> call_args;  // of a call, filter or test
   std::vector<std::pair<std::string, ExprPtr>> call_kwargs;
   ExprPtr star_args;
   ExprPtr star_kwargs;

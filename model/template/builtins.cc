@@ -76,8 +76,8 @@ absl::StatusOr<Value> Range(Interpreter& interpreter, const CallArgs& args) {
   const Int stride = step > 0 ? step : -step;
   const Int count = span <= 0 ? 0 : (span + stride - 1) / stride;
   if (count > kMaxRange) {
-    return absl::ResourceExhaustedError(absl::StrCat("a range of ", IntText(count), " numbers; at most ", kMaxRange,
-                                                     " are allowed"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a range of ", IntText(count), " numbers; at most ", kMaxRange, " are allowed"));
   }
   JINJA_RETURN_IF_ERROR(interpreter.budget().Step(static_cast<int64_t>(count) / 8));
   std::vector<Value> items;
@@ -127,7 +127,8 @@ absl::StatusOr<Value> StrftimeNow(Interpreter& interpreter, const CallArgs& args
   JINJA_ASSIGN_OR_RETURN(const BoundArgs bound, BoundArgs::Bind("strftime_now", args, {"format"}));
   JINJA_ASSIGN_OR_RETURN(const std::optional<std::string> format, bound.String(0));
   if (!format.has_value()) return TypeError("strftime_now needs a format");
-  if (format->find('\0') != std::string::npos || format->size() > 256) return TypeError("strftime_now: unusable format");
+  if (format->find('\0') != std::string::npos || format->size() > 256)
+    return TypeError("strftime_now: unusable format");
   tm parts = absl::ToTM(*interpreter.now(), absl::UTCTimeZone());
   // Text that cannot be empty tells an empty result from one that does not fit.
   char buffer[4096];
@@ -162,7 +163,9 @@ absl::StatusOr<Value> CallGlobal(Interpreter& interpreter, const std::string& na
 
 namespace {
 
-bool IsIterable(const Value& v) { return v.is_undefined() || v.is_string() || v.is_list() || v.is_dict() || v.is_loop(); }
+bool IsIterable(const Value& v) {
+  return v.is_undefined() || v.is_string() || v.is_list() || v.is_dict() || v.is_loop();
+}
 
 // Tests that look only at the kind of a value; nullopt: another test.
 std::optional<bool> KindTest(const std::string& name, const Value& v) {
@@ -218,7 +221,8 @@ absl::StatusOr<bool> CompareTest(Interpreter& interpreter, const std::string& na
 absl::StatusOr<bool> Interpreter::CallTest(const std::string& name, const Value& operand, const CallArgs& args) {
   JINJA_RETURN_IF_ERROR(budget_.Step());
   if (const std::optional<bool> result = KindTest(name, operand)) {
-    if (!args.positional.empty() || !args.named.empty()) return TypeError(absl::StrCat("the test ", name, " takes no argument"));
+    if (!args.positional.empty() || !args.named.empty())
+      return TypeError(absl::StrCat("the test ", name, " takes no argument"));
     return *result;
   }
   if (name == "lower" || name == "upper") {
@@ -232,11 +236,13 @@ absl::StatusOr<bool> Interpreter::CallTest(const std::string& name, const Value&
     JINJA_ASSIGN_OR_RETURN(const Value rest, Arithmetic(budget_, Op::kMod, operand, divisor));
     return Equal(budget_, rest, Value(Int{name == "odd" ? 1 : 0}));
   }
-  static constexpr const char* kComparisons[] = {"equalto", "eq", "==", "sameas", "in", "lessthan", "lt", "<",
-                                                 "greaterthan", "gt", ">", "ne", "!=", "le", "<=", "ge", ">="};
+  static constexpr const char* kComparisons[] = {"equalto", "eq", "==",          "sameas", "in", "lessthan",
+                                                 "lt",      "<",  "greaterthan", "gt",     ">",  "ne",
+                                                 "!=",      "le", "<=",          "ge",     ">="};
   for (const char* comparison : kComparisons) {
     if (name != comparison) continue;
-    if (args.positional.size() != 1 || !args.named.empty()) return TypeError(absl::StrCat("the test ", name, " needs one argument"));
+    if (args.positional.size() != 1 || !args.named.empty())
+      return TypeError(absl::StrCat("the test ", name, " needs one argument"));
     return CompareTest(*this, name, operand, args.positional[0]);
   }
   if (name == "filter" || name == "test") {

@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 
 absl::StatusOr<Value> FromJson(Budget& budget, const Json& json, int depth) {
   if (depth > budget.max_depth()) {
-    return absl::InvalidArgumentError(absl::StrCat("the messages or tools are nested deeper than ", budget.max_depth()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the messages or tools are nested deeper than ", budget.max_depth()));
   }
   switch (json.type()) {
     case Json::value_t::boolean:
@@ -35,7 +36,8 @@ absl::StatusOr<Value> FromJson(Budget& budget, const Json& json, int depth) {
     case Json::value_t::string: {
       const std::string& text = json.get_ref<const std::string&>();
       if (const std::optional<size_t> bad = jinja::FirstInvalidByte(text)) {
-        return absl::InvalidArgumentError(absl::StrCat("a text of the messages is not valid UTF-8: bad byte at offset ", *bad));
+        return absl::InvalidArgumentError(
+            absl::StrCat("a text of the messages is not valid UTF-8: bad byte at offset ", *bad));
       }
       JINJA_RETURN_IF_ERROR(budget.Alloc(text.size()));
       return Value(text);

@@ -1,8 +1,8 @@
 // A model's chat template: messages to the prompt text that the model was trained on.
 //
 // The language is Jinja as published chat templates use it; the output equals, byte for byte, that of jinja2 in the
-// environment that Hugging Face transformers renders templates in. A template comes with a downloaded model file, so it is
-// not trusted: it reaches nothing outside its own variables, and its steps, memory, output and depth are bounded.
+// environment that Hugging Face transformers renders templates in. A template comes with a downloaded model file, so it
+// is not trusted: it reaches nothing outside its own variables, and its steps, memory, output and depth are bounded.
 //
 // Left out, each a typed error: include, import, extends and block, recursive loops, str.format and %-formatting.
 // Different from Python: integers have 128 bits, case mapping is Unicode's simple one, a generator prints as a list.
@@ -28,9 +28,9 @@ struct Template;
 
 struct ChatTemplateLimits {
   size_t max_template_bytes = 256 << 10;
-  int max_depth = 64;                       // nesting of blocks, of expressions, of macro calls and of data
-  int64_t max_steps = 1'000'000;            // of evaluation; work on long strings and lists counts by length
-  size_t max_output_bytes = 1 << 20;        // of the result and of each string made on the way
+  int max_depth = 64;                          // nesting of blocks, of expressions, of macro calls and of data
+  int64_t max_steps = 1'000'000;               // of evaluation; work on long strings and lists counts by length
+  size_t max_output_bytes = 1 << 20;           // of the result and of each string made on the way
   size_t max_alloc_bytes = size_t{256} << 20;  // of all values made in one rendering, together
 };
 
@@ -56,8 +56,8 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
-  // InvalidArgument when the template refuses the messages (raise_exception) or does not fit them; ResourceExhausted when a
-  // limit is reached. The message has the line of the template.
+  // InvalidArgument when the template refuses the messages (raise_exception) or does not fit them; ResourceExhausted
+  // when a limit is reached. The message has the line of the template.
   absl::StatusOr<std::string> Render(const ChatTemplateInput& input) const;
 
  private:

@@ -106,7 +106,8 @@ absl::StatusOr<Value> Interpreter::EvalSign(const Expr& expr) {
   if (operand.is_undefined()) return UndefinedError(operand);
   const bool negate = expr.kind == ExprKind::kNegate;
   if (operand.is_float()) return Value(negate ? -operand.as_float() : operand.as_float());
-  if (!operand.is_number()) return TypeError(absl::StrCat("bad operand type for unary sign: '", operand.type_name(), "'"));
+  if (!operand.is_number())
+    return TypeError(absl::StrCat("bad operand type for unary sign: '", operand.type_name(), "'"));
   if (!negate) return Value(operand.as_int());
   return Arithmetic(budget_, Op::kSub, Value(Int{0}), operand);
 }
@@ -208,7 +209,8 @@ absl::StatusOr<CallArgs> Interpreter::EvalArgs(const Expr& expr) {
       if (!key.is_string()) return TypeError("keywords must be strings");
       for (const auto& [name, unused] : args.named) {
         JINJA_RETURN_IF_ERROR(budget_.Step());
-        if (name == key.as_string()) return TypeError(absl::StrCat("multiple values for keyword argument '", name, "'"));
+        if (name == key.as_string())
+          return TypeError(absl::StrCat("multiple values for keyword argument '", name, "'"));
       }
       args.named.emplace_back(key.as_string(), item);
     }

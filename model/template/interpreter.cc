@@ -277,8 +277,8 @@ absl::Status Interpreter::Assign(const Target& target, Value value) {
     it->second.as_namespace()->attributes[target.attribute] = std::move(value);
     return absl::OkStatus();
   }
-  return TypeError(absl::StrCat("cannot assign attribute on non-namespace object: ",
-                                tree_.names[static_cast<size_t>(target.name)]));
+  return TypeError(
+      absl::StrCat("cannot assign attribute on non-namespace object: ", tree_.names[static_cast<size_t>(target.name)]));
 }
 
 absl::StatusOr<Value> Interpreter::NewMacro(const MacroDef* macro) {
@@ -342,7 +342,8 @@ absl::Status Interpreter::BindMacro(const MacroDef& macro, const CallArgs& args)
     }
   }
   if (!varargs.empty() && !macro.uses_varargs) {
-    return TypeError(absl::StrCat("macro '", macro.name, "' takes not more than ", macro.params.size(), " argument(s)"));
+    return TypeError(
+        absl::StrCat("macro '", macro.name, "' takes not more than ", macro.params.size(), " argument(s)"));
   }
   if (macro.uses_caller) scope_->variables.try_emplace(NameId("caller"), caller);
   if (macro.uses_varargs) {

@@ -85,7 +85,7 @@ class Interpreter {
   absl::StatusOr<Flow> ExecWith(const Stmt& stmt);
   absl::Status ExecCallBlock(const Stmt& stmt);
   absl::StatusOr<std::vector<Value>> LoopItems(const Stmt& stmt);
-  absl::StatusOr<Value> Capture(const Body& body);        // what the body prints, in a scope of its own
+  absl::StatusOr<Value> Capture(const Body& body);                    // what the body prints, in a scope of its own
   absl::StatusOr<Value> FilterText(const Expr* filters, Value text);  // null filters: the text itself
   absl::Status Assign(const Target& target, Value value);
   absl::StatusOr<Value> CallMacro(const Callable& callable, const CallArgs& args);

@@ -162,7 +162,8 @@ class Lexer {
       if (inner < source_.size() && (source_[inner] == '-' || source_[inner] == '+')) sign = source_[inner++];
       const std::optional<WordTag> end = MatchWord(inner, "endraw");
       if (!end.has_value()) continue;
-      const absl::string_view text = TrimBefore(absl::string_view(source_).substr(at_, tag_at - at_), Tag::kBlock, sign);
+      const absl::string_view text =
+          TrimBefore(absl::string_view(source_).substr(at_, tag_at - at_), Tag::kBlock, sign);
       if (!text.empty()) Add(TokenKind::kData, std::string(text));
       Advance(end->end - at_);
       TrimAfter(end->sign);
@@ -178,7 +179,8 @@ class Lexer {
     std::string open;  // brackets that are open; the tag's end is not looked for inside
     while (true) {
       SkipSpaces();
-      if (at_ >= source_.size()) return SyntaxError(first_line, absl::StrCat("a tag is not closed by ", is_block ? "%}" : "}}"));
+      if (at_ >= source_.size())
+        return SyntaxError(first_line, absl::StrCat("a tag is not closed by ", is_block ? "%}" : "}}"));
       const absl::string_view rest = Rest();
       if (open.empty()) {
         const absl::string_view close = is_block ? "%}" : "}}";
@@ -229,7 +231,8 @@ class Lexer {
     if (c == '(' || c == '[' || c == '{') {
       open->push_back(c == '(' ? ')' : c == '[' ? ']' : '}');
     } else if (c == ')' || c == ']' || c == '}') {
-      if (open->empty() || open->back() != c) return SyntaxError(line_, absl::StrCat("unexpected \"", rest.substr(0, 1), "\""));
+      if (open->empty() || open->back() != c)
+        return SyntaxError(line_, absl::StrCat("unexpected \"", rest.substr(0, 1), "\""));
       open->pop_back();
     }
     Add(TokenKind::kOperator, std::string(1, c));
@@ -277,7 +280,8 @@ class Lexer {
       token.number = Value(*value);
     } else {
       const std::optional<Int> value = ParseInt(token.text, 0);
-      if (!value.has_value()) return SyntaxError(line_, absl::StrCat("\"", token.text, "\" is no number that fits in 128 bits"));
+      if (!value.has_value())
+        return SyntaxError(line_, absl::StrCat("\"", token.text, "\" is no number that fits in 128 bits"));
       token.number = Value(*value);
     }
     tokens_.push_back(std::move(token));
@@ -313,15 +317,18 @@ class Lexer {
       } else if (c >= '0' && c <= '7') {
         int value = 0;
         size_t n = 0;
-        for (; n < 3 && i + n < text.size() && text[i + n] >= '0' && text[i + n] <= '7'; ++n) value = value * 8 + text[i + n] - '0';
+        for (; n < 3 && i + n < text.size() && text[i + n] >= '0' && text[i + n] <= '7'; ++n)
+          value = value * 8 + text[i + n] - '0';
         i += n - 1;
         AppendCodePoint(value, out);
       } else if (c == 'x' || c == 'u' || c == 'U') {
         const size_t n = c == 'x' ? 2 : c == 'u' ? 4 : 8;
         const std::optional<Int> value = text.size() - i - 1 < n ? std::nullopt : ParseInt(text.substr(i + 1, n), 16);
-        const bool is_hex = value.has_value() && std::all_of(text.begin() + i + 1, text.begin() + i + 1 + n, absl::ascii_isxdigit);
+        const bool is_hex =
+            value.has_value() && std::all_of(text.begin() + i + 1, text.begin() + i + 1 + n, absl::ascii_isxdigit);
         if (!is_hex || *value > 0x10FFFF || (*value >= 0xD800 && *value < 0xE000)) {
-          return SyntaxError(line_, absl::StrCat("a \\", text.substr(i, 1), " escape needs ", n, " hexadecimal digits of a code point"));
+          return SyntaxError(line_, absl::StrCat("a \\", text.substr(i, 1), " escape needs ", n,
+                                                 " hexadecimal digits of a code point"));
         }
         AppendCodePoint(static_cast<int32_t>(*value), out);
         i += n;

@@ -11,7 +11,18 @@
 
 namespace baton::model::jinja {
 
-enum class TokenKind { kData, kBlockBegin, kBlockEnd, kVariableBegin, kVariableEnd, kName, kString, kNumber, kOperator, kEnd };
+enum class TokenKind {
+  kData,
+  kBlockBegin,
+  kBlockEnd,
+  kVariableBegin,
+  kVariableEnd,
+  kName,
+  kString,
+  kNumber,
+  kOperator,
+  kEnd
+};
 
 struct Token {
   TokenKind kind = TokenKind::kEnd;

@@ -13,13 +13,14 @@ namespace baton::model::jinja {
 namespace {
 
 constexpr const char* kStringMethods[] = {
-    "capitalize", "count",  "endswith", "find",    "format",  "index",   "isalnum",    "isalpha", "isdigit",
-    "islower",    "isspace", "isupper", "join",    "lower",   "lstrip",  "partition",  "removeprefix",
-    "removesuffix", "replace", "rfind", "rpartition", "rsplit", "rstrip", "split",     "splitlines",
-    "startswith", "strip",  "swapcase", "title",   "upper",   "zfill"};
-constexpr const char* kDictMethods[] = {"clear", "copy", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"};
-constexpr const char* kListMethods[] = {"append", "clear",  "copy", "count",  "extend", "index",
-                                        "insert", "pop",    "remove", "reverse", "sort"};
+    "capitalize",   "count",        "endswith", "find",     "format",     "index",  "isalnum", "isalpha",
+    "isdigit",      "islower",      "isspace",  "isupper",  "join",       "lower",  "lstrip",  "partition",
+    "removeprefix", "removesuffix", "replace",  "rfind",    "rpartition", "rsplit", "rstrip",  "split",
+    "splitlines",   "startswith",   "strip",    "swapcase", "title",      "upper",  "zfill"};
+constexpr const char* kDictMethods[] = {"clear", "copy",    "get",        "items",  "keys",
+                                        "pop",   "popitem", "setdefault", "update", "values"};
+constexpr const char* kListMethods[] = {"append", "clear", "copy",   "count",   "extend", "index",
+                                        "insert", "pop",   "remove", "reverse", "sort"};
 constexpr const char* kTupleMethods[] = {"count", "index"};
 constexpr const char* kLoopMethods[] = {"changed", "cycle"};
 
@@ -37,16 +38,19 @@ absl::StatusOr<Value> Pieces(Budget& budget, const std::vector<absl::string_view
   return MakeList(budget, std::move(items), is_tuple);
 }
 
-absl::StatusOr<Value> StripMethod(Budget& budget, const std::string& text, const std::string& name, const CallArgs& args) {
+absl::StatusOr<Value> StripMethod(Budget& budget, const std::string& text, const std::string& name,
+                                  const CallArgs& args) {
   JINJA_ASSIGN_OR_RETURN(const BoundArgs bound, BoundArgs::Bind(name, args, {"chars"}));
   JINJA_ASSIGN_OR_RETURN(const std::optional<std::string> chars, bound.String(0));
   const Side side = name == "lstrip" ? Side::kLeft : name == "rstrip" ? Side::kRight : Side::kBoth;
   if (chars.has_value()) JINJA_RETURN_IF_ERROR(budget.StepBytes(text.size() * std::min<size_t>(chars->size() + 1, 64)));
-  const std::optional<absl::string_view> set = chars.has_value() ? std::optional<absl::string_view>(*chars) : std::nullopt;
+  const std::optional<absl::string_view> set =
+      chars.has_value() ? std::optional<absl::string_view>(*chars) : std::nullopt;
   return MakeString(budget, std::string(Strip(text, set, side)));
 }
 
-absl::StatusOr<Value> SplitMethod(Budget& budget, const std::string& text, const std::string& name, const CallArgs& args) {
+absl::StatusOr<Value> SplitMethod(Budget& budget, const std::string& text, const std::string& name,
+                                  const CallArgs& args) {
   JINJA_ASSIGN_OR_RETURN(const BoundArgs bound, BoundArgs::Bind(name, args, {"sep", "maxsplit"}));
   JINJA_ASSIGN_OR_RETURN(const std::optional<std::string> separator, bound.String(0));
   JINJA_ASSIGN_OR_RETURN(const std::optional<int64_t> max_splits, bound.Integer(1));
@@ -57,7 +61,8 @@ absl::StatusOr<Value> SplitMethod(Budget& budget, const std::string& text, const
 }
 
 // startswith and endswith take one text or a tuple of them.
-absl::StatusOr<Value> AffixMethod(Budget& budget, const std::string& text, const std::string& name, const CallArgs& args) {
+absl::StatusOr<Value> AffixMethod(Budget& budget, const std::string& text, const std::string& name,
+                                  const CallArgs& args) {
   JINJA_ASSIGN_OR_RETURN(const BoundArgs bound, BoundArgs::Bind(name, args, {"prefix"}));
   if (bound.Get(0) == nullptr) return TypeError(absl::StrCat(name, " needs an argument"));
   const Value& arg = *bound.Get(0);
@@ -75,7 +80,8 @@ absl::StatusOr<Value> AffixMethod(Budget& budget, const std::string& text, const
   return Value(false);
 }
 
-absl::StatusOr<Value> FindMethod(Budget& budget, const std::string& text, const std::string& name, const CallArgs& args) {
+absl::StatusOr<Value> FindMethod(Budget& budget, const std::string& text, const std::string& name,
+                                 const CallArgs& args) {
   JINJA_ASSIGN_OR_RETURN(const BoundArgs bound, BoundArgs::Bind(name, args, {"sub"}));
   JINJA_ASSIGN_OR_RETURN(const std::optional<std::string> needle, bound.String(0));
   if (!needle.has_value()) return TypeError(absl::StrCat(name, " needs a str"));
@@ -179,12 +185,14 @@ absl::StatusOr<Value> NoArgsMethod(Budget& budget, const std::string& text, cons
   return MakeString(budget, std::move(swapped));
 }
 
-absl::StatusOr<Value> StringMethod(Budget& budget, const std::string& text, const std::string& name, const CallArgs& args) {
+absl::StatusOr<Value> StringMethod(Budget& budget, const std::string& text, const std::string& name,
+                                   const CallArgs& args) {
   JINJA_RETURN_IF_ERROR(budget.StepBytes(text.size()));
   if (name == "strip" || name == "lstrip" || name == "rstrip") return StripMethod(budget, text, name, args);
   if (name == "split" || name == "rsplit") return SplitMethod(budget, text, name, args);
   if (name == "startswith" || name == "endswith") return AffixMethod(budget, text, name, args);
-  if (name == "find" || name == "rfind" || name == "index" || name == "count") return FindMethod(budget, text, name, args);
+  if (name == "find" || name == "rfind" || name == "index" || name == "count")
+    return FindMethod(budget, text, name, args);
   if (name == "partition" || name == "rpartition") return PartitionMethod(budget, text, name, args);
   if (name == "replace") return ReplaceMethod(budget, text, args);
   if (name == "join") return JoinMethod(budget, text, args);
@@ -208,7 +216,8 @@ absl::StatusOr<Value> StringMethod(Budget& budget, const std::string& text, cons
     if (missing <= 0) return MakeString(budget, text);
     JINJA_RETURN_IF_ERROR(budget.CheckString(text.size() + static_cast<size_t>(missing)));
     const size_t sign = !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0;
-    return MakeString(budget, text.substr(0, sign) + std::string(static_cast<size_t>(missing), '0') + text.substr(sign));
+    return MakeString(budget,
+                      text.substr(0, sign) + std::string(static_cast<size_t>(missing), '0') + text.substr(sign));
   }
   JINJA_RETURN_IF_ERROR(BoundArgs::Bind(name, args, {}).status());
   return NoArgsMethod(budget, text, name);
@@ -288,10 +297,11 @@ absl::StatusOr<Value> CallMethod(Interpreter& interpreter, const Value& self, co
   JINJA_RETURN_IF_ERROR(budget.Step());
   if (self.is_string()) return StringMethod(budget, self.as_string(), name, args);
   if (self.is_loop()) return LoopMethod(budget, self.as_loop(), name, args);
-  static constexpr const char* kMutating[] = {"append", "clear", "extend", "insert", "pop", "popitem", "remove",
-                                              "reverse", "setdefault", "sort", "update"};
+  static constexpr const char* kMutating[] = {"append", "clear",   "extend",     "insert", "pop",   "popitem",
+                                              "remove", "reverse", "setdefault", "sort",   "update"};
   if (Has(kMutating, name)) {
-    return TypeError(absl::StrCat("access to '", name, "' of a ", self.type_name(), " is unsafe: values cannot be changed"));
+    return TypeError(
+        absl::StrCat("access to '", name, "' of a ", self.type_name(), " is unsafe: values cannot be changed"));
   }
   return self.is_dict() ? DictMethod(budget, self, name, args) : ListMethod(budget, self, name, args);
 }

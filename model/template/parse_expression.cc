@@ -230,8 +230,7 @@ absl::StatusOr<ExprPtr> Parser::ParseTuple(bool with_conditional, bool in_parent
   bool is_tuple = false;
   while (true) {
     const bool ended = Current().kind == TokenKind::kVariableEnd || Current().kind == TokenKind::kBlockEnd ||
-                       Current().kind == TokenKind::kEnd || AtOp(")") ||
-                       (!with_conditional && AtName("recursive"));
+                       Current().kind == TokenKind::kEnd || AtOp(")") || (!with_conditional && AtName("recursive"));
     if (ended) break;
     JINJA_ASSIGN_OR_RETURN(ExprPtr item, with_conditional ? ParseExpression() : ParseOr());
     tuple->args.push_back(std::move(item));
@@ -389,8 +388,10 @@ absl::Status Parser::ParseCallArgs(Expr* call) {
     if (!first) JINJA_RETURN_IF_ERROR(ExpectOp(","));
     first = false;
     if (AtOp(")")) break;
-    const bool is_keyword = Current().kind == TokenKind::kName && Next().kind == TokenKind::kOperator && Next().text == "=";
-    const bool positional_allowed = call->call_kwargs.empty() && call->star_args == nullptr && call->star_kwargs == nullptr;
+    const bool is_keyword =
+        Current().kind == TokenKind::kName && Next().kind == TokenKind::kOperator && Next().text == "=";
+    const bool positional_allowed =
+        call->call_kwargs.empty() && call->star_args == nullptr && call->star_kwargs == nullptr;
     if (AtOp("*") && call->star_args == nullptr && call->star_kwargs == nullptr) {
       Skip();
       JINJA_ASSIGN_OR_RETURN(call->star_args, ParseExpression());

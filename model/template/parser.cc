@@ -149,8 +149,9 @@ absl::Status Parser::ParseStatement(Body* out) {
   } else if (tag == "break" || tag == "continue") {
     return SyntaxError(Current().line, absl::StrCat(tag, " outside of a loop"));
   } else {
-    return SyntaxError(Current().line, absl::StrCat("the tag \"", tag, "\" is not known here; chat templates may use for, if, ",
-                                                    "set, macro, call, with, filter, generation, print, break and continue"));
+    return SyntaxError(Current().line,
+                       absl::StrCat("the tag \"", tag, "\" is not known here; chat templates may use for, if, ",
+                                    "set, macro, call, with, filter, generation, print, break and continue"));
   }
   if (!stmt.ok()) return stmt.status();
   out->push_back(*std::move(stmt));

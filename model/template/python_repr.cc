@@ -89,7 +89,9 @@ std::optional<Int> ParseInt(absl::string_view text, int base) {
   if (!digits.has_value() || digits->empty()) return std::nullopt;
   Int value = 0;
   for (const char c : *digits) {
-    const int digit = absl::ascii_isdigit(c) ? c - '0' : absl::ascii_isalpha(c) ? absl::ascii_tolower(c) - 'a' + 10 : 99;
+    const int digit = absl::ascii_isdigit(c)   ? c - '0'
+                      : absl::ascii_isalpha(c) ? absl::ascii_tolower(c) - 'a' + 10
+                                               : 99;
     if (digit >= base) return std::nullopt;
     if (__builtin_mul_overflow(value, Int{base}, &value)) return std::nullopt;
     if (__builtin_add_overflow(value, Int{negative ? -digit : digit}, &value)) return std::nullopt;

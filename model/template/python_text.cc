@@ -17,8 +17,10 @@ struct Special {
   const char* title;
 };
 constexpr Special kSpecialCases[] = {
-    {0xDF, "SS", "Ss"},   {0x149, "\xCA\xBCN", "\xCA\xBCN"}, {0xFB00, "FF", "Ff"},   {0xFB01, "FI", "Fi"},
-    {0xFB02, "FL", "Fl"}, {0xFB03, "FFI", "Ffi"},            {0xFB04, "FFL", "Ffl"}, {0xFB05, "ST", "St"},
+    {0xDF, "SS", "Ss"},     {0x149, "\xCA\xBCN", "\xCA\xBCN"},
+    {0xFB00, "FF", "Ff"},   {0xFB01, "FI", "Fi"},
+    {0xFB02, "FL", "Fl"},   {0xFB03, "FFI", "Ffi"},
+    {0xFB04, "FFL", "Ffl"}, {0xFB05, "ST", "St"},
     {0xFB06, "ST", "St"},
 };
 
@@ -79,9 +81,8 @@ size_t CountCodePoints(absl::string_view text) {
 std::optional<size_t> FirstInvalidByte(absl::string_view text) {
   for (size_t at = 0; at < text.size();) {
     utf8proc_int32_t code_point;
-    const utf8proc_ssize_t size =
-        utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
-                         static_cast<utf8proc_ssize_t>(text.size() - at), &code_point);
+    const utf8proc_ssize_t size = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
+                                                   static_cast<utf8proc_ssize_t>(text.size() - at), &code_point);
     if (size <= 0) return at;
     at += static_cast<size_t>(size);
   }

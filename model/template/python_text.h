@@ -20,8 +20,8 @@ void AppendCodePoint(int32_t code_point, std::string* out);
 size_t CountCodePoints(absl::string_view text);
 std::optional<size_t> FirstInvalidByte(absl::string_view text);
 
-bool IsSpace(int32_t code_point);      // str.isspace
-bool IsPrintable(int32_t code_point);  // str.isprintable
+bool IsSpace(int32_t code_point);         // str.isspace
+bool IsPrintable(int32_t code_point);     // str.isprintable
 bool IsAlphanumeric(int32_t code_point);  // str.isalnum
 
 enum class Side { kLeft, kRight, kBoth };

@@ -79,7 +79,8 @@ absl::StatusOr<Value> SortFilter(const FilterCall& call) {
   std::vector<Value> attributes = {attribute};
   if (attribute.is_string()) {
     attributes.clear();
-    for (const absl::string_view part : absl::StrSplit(attribute.as_string(), ',')) attributes.emplace_back(std::string(part));
+    for (const absl::string_view part : absl::StrSplit(attribute.as_string(), ','))
+      attributes.emplace_back(std::string(part));
   }
   JINJA_ASSIGN_OR_RETURN(const std::vector<Value> elements, Elements(call.budget, call.operand));
   std::vector<Keyed> items;
@@ -105,7 +106,8 @@ absl::StatusOr<Value> DictSortFilter(const FilterCall& call) {
   JINJA_ASSIGN_OR_RETURN(const std::optional<std::string> by, bound.String(1));
   if (by.has_value() && *by != "key" && *by != "value") return TypeError("dictsort sorts by \"key\" or \"value\"");
   if (call.operand.is_undefined()) return UndefinedError(call.operand);
-  if (!call.operand.is_dict()) return TypeError(absl::StrCat("dictsort needs a mapping, not ", call.operand.type_name()));
+  if (!call.operand.is_dict())
+    return TypeError(absl::StrCat("dictsort needs a mapping, not ", call.operand.type_name()));
   std::vector<Keyed> items;
   for (const auto& [key, value] : call.operand.as_dict().items) {
     JINJA_ASSIGN_OR_RETURN(Value pair, MakeList(call.budget, {key, value}, true));
@@ -250,7 +252,8 @@ absl::StatusOr<Value> SelectFilter(const FilterCall& call) {
   }
   std::string test;
   if (!args.positional.empty()) {
-    if (!args.positional[0].is_string()) return TypeError(absl::StrCat("the filter ", call.name, " needs the name of a test"));
+    if (!args.positional[0].is_string())
+      return TypeError(absl::StrCat("the filter ", call.name, " needs the name of a test"));
     test = args.positional[0].as_string();
     args.positional.erase(args.positional.begin());
   }
@@ -284,10 +287,12 @@ absl::StatusOr<Value> BatchFilter(const FilterCall& call) {
   std::vector<Value> batches;
   for (size_t at = 0; at < elements.size();) {
     const size_t count = std::min(elements.size() - at, static_cast<size_t>(*size));
-    std::vector<Value> batch(elements.begin() + static_cast<ptrdiff_t>(at), elements.begin() + static_cast<ptrdiff_t>(at + count));
+    std::vector<Value> batch(elements.begin() + static_cast<ptrdiff_t>(at),
+                             elements.begin() + static_cast<ptrdiff_t>(at + count));
     if (fills && count < static_cast<size_t>(*size)) {
       JINJA_RETURN_IF_ERROR(call.budget.Step(*size));
-      JINJA_RETURN_IF_ERROR(call.budget.Alloc(sizeof(Value) * std::min<size_t>(static_cast<size_t>(*size), size_t{1} << 40)));
+      JINJA_RETURN_IF_ERROR(
+          call.budget.Alloc(sizeof(Value) * std::min<size_t>(static_cast<size_t>(*size), size_t{1} << 40)));
       batch.resize(static_cast<size_t>(*size), *bound.Get(1));
     }
     JINJA_ASSIGN_OR_RETURN(Value list, MakeList(call.budget, std::move(batch)));
@@ -322,7 +327,8 @@ absl::StatusOr<Value> ExtremeFilter(const FilterCall& call) {  // min, max
     JINJA_ASSIGN_OR_RETURN(key, FoldCase(call.budget, std::move(key), bound.Truth(0, false)));
     bool better = i == 0;
     if (i > 0) {
-      JINJA_ASSIGN_OR_RETURN(better, call.name == "min" ? Less(call.budget, key, best_key) : Less(call.budget, best_key, key));
+      JINJA_ASSIGN_OR_RETURN(better,
+                             call.name == "min" ? Less(call.budget, key, best_key) : Less(call.budget, best_key, key));
     }
     if (!better) continue;
     best = elements[i];
@@ -344,12 +350,14 @@ absl::StatusOr<Value> AttrFilter(const FilterCall& call) {
 
 Filter FindSequenceFilter(absl::string_view name) {
   static constexpr std::pair<const char*, Filter> kFilters[] = {
-      {"attr", AttrFilter},       {"batch", BatchFilter},       {"count", LengthFilter}, {"d", DefaultFilter},
-      {"default", DefaultFilter}, {"dictsort", DictSortFilter}, {"first", EndFilter},    {"items", ItemsFilter},
-      {"join", JoinFilter},       {"last", EndFilter},          {"length", LengthFilter}, {"list", ListFilter},
-      {"map", MapFilter},         {"max", ExtremeFilter},       {"min", ExtremeFilter},  {"reject", SelectFilter},
-      {"rejectattr", SelectFilter}, {"reverse", ReverseFilter}, {"select", SelectFilter}, {"selectattr", SelectFilter},
-      {"sort", SortFilter},       {"sum", SumFilter},           {"unique", UniqueFilter},
+      {"attr", AttrFilter},     {"batch", BatchFilter},       {"count", LengthFilter},
+      {"d", DefaultFilter},     {"default", DefaultFilter},   {"dictsort", DictSortFilter},
+      {"first", EndFilter},     {"items", ItemsFilter},       {"join", JoinFilter},
+      {"last", EndFilter},      {"length", LengthFilter},     {"list", ListFilter},
+      {"map", MapFilter},       {"max", ExtremeFilter},       {"min", ExtremeFilter},
+      {"reject", SelectFilter}, {"rejectattr", SelectFilter}, {"reverse", ReverseFilter},
+      {"select", SelectFilter}, {"selectattr", SelectFilter}, {"sort", SortFilter},
+      {"sum", SumFilter},       {"unique", UniqueFilter},
   };
   for (const auto& [other, filter] : kFilters) {
     if (name == other) return filter;

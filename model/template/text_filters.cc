@@ -95,7 +95,8 @@ absl::StatusOr<Value> IndentFilter(const FilterCall& call) {
     indent.assign(static_cast<size_t>(size), ' ');
   }
   if (call.operand.is_undefined()) return UndefinedError(call.operand);
-  if (!call.operand.is_string()) return TypeError(absl::StrCat("the filter indent needs a str, not ", call.operand.type_name()));
+  if (!call.operand.is_string())
+    return TypeError(absl::StrCat("the filter indent needs a str, not ", call.operand.type_name()));
   const bool blank = bound.Truth(2, false);
   const std::string text = call.operand.as_string() + "\n";  // so that a final line end makes a last, empty line
   JINJA_RETURN_IF_ERROR(call.budget.StepBytes(text.size() * 4));
@@ -126,7 +127,7 @@ absl::StatusOr<Value> ToJsonFilter(const FilterCall& call) {
       JINJA_RETURN_IF_ERROR(call.budget.CheckString(static_cast<size_t>(size)));
       style.indent = std::string(static_cast<size_t>(size), ' ');
     }
-    style.item_separator = ",";
+    style.item_separator.resize(1);  // no space before a line end
   }
   if (const Value* separators = bound.Get(2); separators != nullptr && !separators->is_none()) {
     JINJA_ASSIGN_OR_RETURN(const std::vector<Value> both, Elements(call.budget, *separators));
@@ -223,11 +224,11 @@ absl::StatusOr<Value> WordCountFilter(const FilterCall& call) {
 
 Filter FindTextFilter(absl::string_view name) {
   static constexpr std::pair<const char*, Filter> kFilters[] = {
-      {"abs", AbsFilter},       {"capitalize", CaseFilter}, {"e", EscapeFilter},       {"escape", EscapeFilter},
-      {"float", FloatFilter},   {"forceescape", EscapeFilter}, {"indent", IndentFilter}, {"int", IntFilter},
-      {"lower", CaseFilter},    {"replace", ReplaceFilter}, {"round", RoundFilter},    {"safe", TextFilter},
-      {"string", TextFilter},   {"title", CaseFilter},      {"tojson", ToJsonFilter},  {"trim", TrimFilter},
-      {"upper", CaseFilter},    {"wordcount", WordCountFilter},
+      {"abs", AbsFilter},     {"capitalize", CaseFilter},     {"e", EscapeFilter},      {"escape", EscapeFilter},
+      {"float", FloatFilter}, {"forceescape", EscapeFilter},  {"indent", IndentFilter}, {"int", IntFilter},
+      {"lower", CaseFilter},  {"replace", ReplaceFilter},     {"round", RoundFilter},   {"safe", TextFilter},
+      {"string", TextFilter}, {"title", CaseFilter},          {"tojson", ToJsonFilter}, {"trim", TrimFilter},
+      {"upper", CaseFilter},  {"wordcount", WordCountFilter},
   };
   for (const auto& [other, filter] : kFilters) {
     if (name == other) return filter;

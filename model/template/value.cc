@@ -105,7 +105,8 @@ absl::StatusOr<Value> MakeDict(Budget& budget, std::vector<std::pair<Value, Valu
   for (auto& [key, value] : items) {
     if (!IsKey(key)) return TypeError(absl::StrCat("unhashable type: '", key.type_name(), "'"));
     dict->depth = std::max({dict->depth, key.depth() + 1, value.depth() + 1});
-    if (dict->depth > budget.max_depth()) return Exhausted(absl::StrCat("data nested deeper than ", budget.max_depth()));
+    if (dict->depth > budget.max_depth())
+      return Exhausted(absl::StrCat("data nested deeper than ", budget.max_depth()));
     JINJA_ASSIGN_OR_RETURN(const Value* old, FindKey(budget, *dict, key));
     if (old != nullptr) {
       *const_cast<Value*>(old) = std::move(value);  // the dict is still ours

@@ -153,7 +153,8 @@ absl::Status UndefinedError(const Value& value);
 
 absl::StatusOr<Value> MakeString(Budget& budget, std::string text);
 absl::StatusOr<Value> MakeList(Budget& budget, std::vector<Value> items, bool is_tuple = false);
-absl::StatusOr<Value> MakeDict(Budget& budget, std::vector<std::pair<Value, Value>> items);  // the later of equal keys wins
+absl::StatusOr<Value> MakeDict(Budget& budget,
+                               std::vector<std::pair<Value, Value>> items);  // the later of equal keys wins
 
 bool Truth(const Value& value);
 absl::StatusOr<bool> Equal(Budget& budget, const Value& a, const Value& b);

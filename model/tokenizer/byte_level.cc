@@ -35,8 +35,10 @@ bool ByteLevelAlphabet::Decode(absl::string_view text, std::string* out) const {
     size_t code_point = lead;
     if (lead >= 0x80) {
       // All of the alphabet is below U+0144, so two bytes at most.
-      if ((lead & 0xE0) != 0xC0 || i + 1 >= text.size()) code_point = byte_.size();
-      else code_point = (size_t{lead} & 0x1F) << 6 | (static_cast<uint8_t>(text[++i]) & 0x3F);
+      if ((lead & 0xE0) != 0xC0 || i + 1 >= text.size())
+        code_point = byte_.size();
+      else
+        code_point = (size_t{lead} & 0x1F) << 6 | (static_cast<uint8_t>(text[++i]) & 0x3F);
     }
     if (code_point >= byte_.size() || byte_[code_point] < 0) {
       out->resize(size_before);

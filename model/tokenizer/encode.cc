@@ -41,9 +41,8 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(absl::string_view text, c
                                                    " can be tokenized at once. Send a shorter one."));
   }
   if (const std::optional<size_t> bad = FirstInvalidUtf8(text)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the text is not valid UTF-8: the first bad byte is at offset ", *bad, " of ", text.size(),
-                     ". Send text as UTF-8, or token ids."));
+    return absl::InvalidArgumentError(absl::StrCat("the text is not valid UTF-8: the first bad byte is at offset ",
+                                                   *bad, " of ", text.size(), ". Send text as UTF-8, or token ids."));
   }
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 2);
@@ -135,8 +134,8 @@ void Tokenizer::EncodeSentencePiece(absl::string_view text, std::vector<int32_t>
       user.token_id = piece_id(text.substr(i, user.size));
     }
     const int32_t index = static_cast<int32_t>(symbols.size());
-    symbols.push_back({static_cast<int32_t>(i), static_cast<int32_t>(user.size), index - 1, index + 1, user.token_id,
-                       frozen});
+    symbols.push_back(
+        {static_cast<int32_t>(i), static_cast<int32_t>(user.size), index - 1, index + 1, user.token_id, frozen});
     i += user.size;
   }
   if (symbols.empty()) return;

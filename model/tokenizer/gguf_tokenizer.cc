@@ -79,8 +79,8 @@ absl::StatusOr<TokenizerData> LoadTokenizerData(const GgufFile& file) {
     data.scores = *std::move(scores);
   }
   const std::pair<const char*, int32_t*> ids[] = {
-      {"bos_token_id", &data.bos_id},     {"eos_token_id", &data.eos_id},     {"eot_token_id", &data.eot_id},
-      {"eom_token_id", &data.eom_id},     {"unknown_token_id", &data.unk_id}, {"padding_token_id", &data.pad_id},
+      {"bos_token_id", &data.bos_id}, {"eos_token_id", &data.eos_id},     {"eot_token_id", &data.eot_id},
+      {"eom_token_id", &data.eom_id}, {"unknown_token_id", &data.unk_id}, {"padding_token_id", &data.pad_id},
   };
   for (const auto& [name, id] : ids) {
     if (status.ok()) status = LoadId(file, name, id);

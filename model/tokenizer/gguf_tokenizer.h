@@ -10,8 +10,8 @@
 
 namespace baton::model {
 
-// A copy: the file may be closed afterwards. InvalidArgument for a missing key, a wrong type or an id that does not fit;
-// what the parts must have in common is checked by Tokenizer::Create.
+// A copy: the file may be closed afterwards. InvalidArgument for a missing key, a wrong type or an id that does not
+// fit; what the parts must have in common is checked by Tokenizer::Create.
 absl::StatusOr<TokenizerData> LoadTokenizerData(const GgufFile& file);
 
 // LoadTokenizerData, then Tokenizer::Create.

@@ -24,8 +24,8 @@ struct MergeResult {
   int32_t token_id;
 };
 
-// `find(left, right)` says what two adjacent symbols make: std::optional<MergeResult>. It must depend on the two symbols
-// alone. Afterwards the symbols of non-zero size are the result, in order.
+// `find(left, right)` says what two adjacent symbols make: std::optional<MergeResult>. It must depend on the two
+// symbols alone. Afterwards the symbols of non-zero size are the result, in order.
 template <typename Find>
 void MergeSymbols(std::vector<Symbol>* symbols, const Find& find) {
   struct Candidate {

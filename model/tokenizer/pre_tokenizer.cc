@@ -24,18 +24,16 @@ struct Scheme {
 };
 
 constexpr char kDigit[] = R"(\p{N})";
-constexpr char kGpt2[] =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr char kGpt2[] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr char kLlama3[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)"
     R"(\s+(?!\S)|\s+)";
 constexpr char kQwen2[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)"
     R"(\s+(?!\S)|\s+)";
-constexpr char kTekken[] =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
-    R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr char kTekken[] = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
+                           R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
+                           R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr char kO200k[] =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
@@ -77,15 +75,14 @@ std::string ErrorText(int error) {
 
 absl::StatusOr<Code> Compile(const char* pattern) {
   // PCRE2's \s also takes U+180E, which Unicode (and so every reference tokenizer) no longer calls white space.
-  const std::string source =
-      absl::StrReplaceAll(pattern, {{"\\s", "\\p{White_Space}"}, {"\\S", "\\P{White_Space}"}});
+  const std::string source = absl::StrReplaceAll(pattern, {{"\\s", "\\p{White_Space}"}, {"\\S", "\\P{White_Space}"}});
   int error = 0;
   PCRE2_SIZE error_at = 0;
   Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(), PCRE2_UTF | PCRE2_UCP, &error,
                           &error_at, nullptr));
   if (code == nullptr) {
-    return absl::InternalError(absl::StrCat("pre-tokenizer pattern does not compile at ", error_at, ": ",
-                                            ErrorText(error), ": ", source));
+    return absl::InternalError(
+        absl::StrCat("pre-tokenizer pattern does not compile at ", error_at, ": ", ErrorText(error), ": ", source));
   }
   // Without JIT (a platform that forbids it) matching is slower and otherwise the same.
   (void)pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);

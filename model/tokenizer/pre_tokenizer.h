@@ -1,5 +1,5 @@
-// Splits text into the words that byte-level BPE merges within. Each scheme is data: a list of regular expressions, each
-// of which splits the pieces left by the one before it into its matches and what lies between them.
+// Splits text into the words that byte-level BPE merges within. Each scheme is data: a list of regular expressions,
+// each of which splits the pieces left by the one before it into its matches and what lies between them.
 #ifndef BATON_MODEL_TOKENIZER_PRE_TOKENIZER_H_
 #define BATON_MODEL_TOKENIZER_PRE_TOKENIZER_H_
 

@@ -1,5 +1,5 @@
-// One choice's token ids to the text a client sees: detokenized, cut at a stop string, and held back where a stop string
-// may have begun.
+// One choice's token ids to the text a client sees: detokenized, cut at a stop string, and held back where a stop
+// string may have begun.
 #ifndef BATON_MODEL_TOKENIZER_TEXT_STREAM_H_
 #define BATON_MODEL_TOKENIZER_TEXT_STREAM_H_
 
@@ -18,8 +18,8 @@
 
 namespace baton::model {
 
-// A fixed set of stop strings, searched for byte by byte (Aho-Corasick), so that the cost per byte does not depend on how
-// many there are. Immutable, so that all choices of a request can share one.
+// A fixed set of stop strings, searched for byte by byte (Aho-Corasick), so that the cost per byte does not depend on
+// how many there are. Immutable, so that all choices of a request can share one.
 class StopStrings {
  public:
   static constexpr size_t kMaxStrings = 256;
@@ -58,8 +58,8 @@ struct TextStreamOptions {
 
 // Not thread safe. The tokenizer must outlive it.
 //
-// What is emitted does not depend on how the same bytes are cut into tokens: the stop string whose last byte comes first
-// wins; of several that end there, the longest.
+// What is emitted does not depend on how the same bytes are cut into tokens: the stop string whose last byte comes
+// first wins; of several that end there, the longest.
 class TextStream {
  public:
   struct Output {
@@ -74,8 +74,8 @@ class TextStream {
   // InvalidArgument for an id outside the vocabulary (nothing changes). FailedPrecondition once stopped or finished.
   absl::StatusOr<Output> Append(int32_t token_id);
 
-  // No more tokens: the text held back. An unfinished code point is U+FFFD, which may complete a stop string. Empty when
-  // already stopped or finished.
+  // No more tokens: the text held back. An unfinished code point is U+FFFD, which may complete a stop string. Empty
+  // when already stopped or finished.
   Output Finish();
 
   bool stopped() const { return stopped_; }  // a stop string was matched

@@ -20,9 +20,20 @@ constexpr char kSpaceSymbol[] = "\xE2\x96\x81";  // U+2581
 
 // Names under which published models end a turn or a document, whether or not their file names them as eos.
 constexpr const char* kEndOfTurnNames[] = {
-    "<|im_end|>", "<|eot_id|>",      "<|eom_id|>",    "<end_of_turn>", "<|end|>",
-    "<|eot|>",    "<|endoftext|>",   "<|end_of_text|>", "<EOT>",       "<|END_OF_TURN_TOKEN|>",
-    "<|return|>", "<|call|>",        "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|eot|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|return|>",
+    "<|call|>",
+    "<\xEF\xBD\x9C"
+    "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
 };
 
 // "<0xXX>" -> byte, or -1.
@@ -64,12 +75,11 @@ absl::Status Tokenizer::CheckData() const {
     return BadVocabulary("it has more than 2^31 tokens");
   }
   if (!data_.token_types.empty() && data_.token_types.size() != data_.tokens.size()) {
-    return BadVocabulary(absl::StrCat("it has ", data_.tokens.size(), " tokens but ", data_.token_types.size(),
-                                      " token types"));
+    return BadVocabulary(
+        absl::StrCat("it has ", data_.tokens.size(), " tokens but ", data_.token_types.size(), " token types"));
   }
   if (data_.model == "llama" && data_.scores.size() != data_.tokens.size()) {
-    return BadVocabulary(
-        absl::StrCat("it has ", data_.tokens.size(), " tokens but ", data_.scores.size(), " scores"));
+    return BadVocabulary(absl::StrCat("it has ", data_.tokens.size(), " tokens but ", data_.scores.size(), " scores"));
   }
   for (size_t i = 0; i < data_.scores.size(); ++i) {
     if (std::isnan(data_.scores[i])) return BadVocabulary(absl::StrCat("the score of token ", i, " is not a number"));
@@ -146,7 +156,8 @@ absl::Status Tokenizer::InitMerges() {
     const int32_t right_id = TokenId(right);
     const int32_t joined_id = TokenId(joined);
     if (left_id < 0 || right_id < 0 || joined_id < 0) {
-      return BadVocabulary(absl::StrCat("merge ", rank, " \"", absl::CEscape(merge), "\" needs a token that is not in it"));
+      return BadVocabulary(
+          absl::StrCat("merge ", rank, " \"", absl::CEscape(merge), "\" needs a token that is not in it"));
     }
     const uint64_t key = uint64_t{static_cast<uint32_t>(left_id)} << 32 | static_cast<uint32_t>(right_id);
     merges_.try_emplace(key, Merge{static_cast<int32_t>(rank), joined_id});
@@ -160,7 +171,8 @@ void Tokenizer::InitBytes() {
     bytes_at_.push_back(bytes_.size());
     const std::string& token = data_.tokens[id];
     const TokenType type = TypeOf(id);
-    if (type == TokenType::kControl || type == TokenType::kUnknown || (byte_level_ && type == TokenType::kUserDefined)) {
+    if (type == TokenType::kControl || type == TokenType::kUnknown ||
+        (byte_level_ && type == TokenType::kUserDefined)) {
       bytes_ += token;
     } else if (byte_level_) {
       if (!ByteLevelAlphabet::Get().Decode(token, &bytes_)) bytes_ += token;
@@ -200,9 +212,7 @@ bool Tokenizer::IsSpecial(int32_t id) const {
   return TypeOf(id) == TokenType::kControl || TypeOf(id) == TokenType::kUnknown;
 }
 
-bool Tokenizer::IsEndOfGeneration(int32_t id) const {
-  return std::binary_search(eos_ids_.begin(), eos_ids_.end(), id);
-}
+bool Tokenizer::IsEndOfGeneration(int32_t id) const { return std::binary_search(eos_ids_.begin(), eos_ids_.end(), id); }
 
 absl::string_view Tokenizer::TokenText(int32_t id) const {
   return id < 0 || id >= vocab_size() ? absl::string_view() : absl::string_view(data_.tokens[id]);

@@ -1,7 +1,7 @@
 // Text to token ids, and token ids to bytes, as the model's vocabulary has it.
 //
-// Two kinds of vocabulary: "gpt2" (byte-level BPE by merge rank, after a pre-tokenizer) and "llama" (SentencePiece BPE by
-// score, spaces as U+2581, unknown code points as byte tokens). Ids equal those of Hugging Face `tokenizers` for the
+// Two kinds of vocabulary: "gpt2" (byte-level BPE by merge rank, after a pre-tokenizer) and "llama" (SentencePiece BPE
+// by score, spaces as U+2581, unknown code points as byte tokens). Ids equal those of Hugging Face `tokenizers` for the
 // first and of `sentencepiece` for the second.
 #ifndef BATON_MODEL_TOKENIZER_TOKENIZER_H_
 #define BATON_MODEL_TOKENIZER_TOKENIZER_H_
@@ -36,9 +36,9 @@ enum class TokenType : int32_t {
 
 // A vocabulary as a model file gives it (GGUF's keys tokenizer.ggml.*). Absent ids are -1.
 struct TokenizerData {
-  std::string model;                // "gpt2" or "llama"
-  std::string pre;                  // gpt2: the pre-tokenizer's name
-  std::vector<std::string> tokens;  // index = id
+  std::string model;                 // "gpt2" or "llama"
+  std::string pre;                   // gpt2: the pre-tokenizer's name
+  std::vector<std::string> tokens;   // index = id
   std::vector<int32_t> token_types;  // as tokens, or empty: all normal
   std::vector<std::string> merges;   // gpt2: "left right", best first
   std::vector<float> scores;         // llama: as tokens

@@ -33,8 +33,8 @@ class Utf8Stream {
 
   char pending_[4] = {};
   uint8_t num_pending_ = 0;
-  uint8_t num_needed_ = 0;    // continuation bytes still missing
-  uint8_t next_min_ = 0x80;   // the range the next continuation byte must lie in
+  uint8_t num_needed_ = 0;   // continuation bytes still missing
+  uint8_t next_min_ = 0x80;  // the range the next continuation byte must lie in
   uint8_t next_max_ = 0xBF;
 };
 

@@ -59,7 +59,8 @@ TEST(ChatTemplateTest, ClockIsTheCallers) {
 }
 
 TEST(ChatTemplateTest, RefusalCarriesTheTemplatesMessage) {
-  ExpectInvalid("\n\n{{ raise_exception('roles must alternate') }}", "line 3: the template refuses these messages: roles must");
+  ExpectInvalid("\n\n{{ raise_exception('roles must alternate') }}",
+                "line 3: the template refuses these messages: roles must");
 }
 
 TEST(ChatTemplateTest, SyntaxErrorsNameTheLine) {
@@ -109,9 +110,10 @@ TEST(ChatTemplateTest, ErrorsWhileRendering) {
 }
 
 TEST(ChatTemplateTest, NothingOfTheHostIsReachable) {
-  EXPECT_EQ(*Render("{{ ''.__class__ is defined }}{{ [].__class__ is defined }}{{ messages.__init__ is defined }}"
-                    "{{ range.__globals__ is defined }}{{ self is defined }}{{ open is defined }}{{ config is defined }}"),
-            "FalseFalseFalseFalseFalseFalseFalse");
+  EXPECT_EQ(
+      *Render("{{ ''.__class__ is defined }}{{ [].__class__ is defined }}{{ messages.__init__ is defined }}"
+              "{{ range.__globals__ is defined }}{{ self is defined }}{{ open is defined }}{{ config is defined }}"),
+      "FalseFalseFalseFalseFalseFalseFalse");
 }
 
 TEST(ChatTemplateBombTest, Loops) {
@@ -154,7 +156,8 @@ TEST(ChatTemplateBombTest, SharedDataThatIsExponentialWhenWalked) {
 TEST(ChatTemplateBombTest, Recursion) {
   ExpectExhausted("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}");
   ExpectExhausted("{% macro f(x) %}{% if x %}{{ f(x) ~ f(x) }}{% endif %}{% endmacro %}{{ f(1) }}");
-  ExpectExhausted("{% macro g(n) %}{{ f(n) | upper }}{% endmacro %}{% macro f(x) %}{{ (((g(x)))) }}{% endmacro %}{{ f(1) }}");
+  ExpectExhausted(
+      "{% macro g(n) %}{{ f(n) | upper }}{% endmacro %}{% macro f(x) %}{{ (((g(x)))) }}{% endmacro %}{{ f(1) }}");
   ExpectExhausted("{% macro f(a=f()) %}{% endmacro %}{{ f() }}");
   ExpectExhausted("{% set ns = namespace(x=[]) %}{% for i in range(10000) %}{% set ns.x = [ns.x] %}{% endfor %}");
   ExpectExhausted("{% set ns = namespace(x={}) %}{% for i in range(10000) %}{% set ns.x = {'a': ns.x} %}{% endfor %}");

@@ -124,7 +124,11 @@ TEST(TextStreamTest, MinTokens) {
 }
 
 TEST(TextStreamTest, MultiByteStopAndUnfinishedCodePoint) {
-  EXPECT_EQ(RunBytes("a\xE4\xB8\x96" "b", {"\xE4\xB8\x96"}).text, "a");
+  EXPECT_EQ(RunBytes("a\xE4\xB8\x96"
+                     "b",
+                     {"\xE4\xB8\x96"})
+                .text,
+            "a");
   EXPECT_EQ(RunBytes("a\xE4\xB8", {"x"}).text, "a\xEF\xBF\xBD");
   EXPECT_EQ(RunBytes("a\xE4\xB8", {"\xEF\xBF\xBD"}).stop, "\xEF\xBF\xBD");
 }
@@ -141,7 +145,8 @@ TEST(TextStreamTest, BadTokenChangesNothing) {
 TEST(StopStringsTest, BadOnesAreRefused) {
   EXPECT_EQ(StopStrings::Create({"a", ""}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(StopStrings::Create({"\xFF"}).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(StopStrings::Create(std::vector<std::string>(257, "a")).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(StopStrings::Create(std::vector<std::string>(257, "a")).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(StopStrings::Create({std::string(65537, 'a')}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 

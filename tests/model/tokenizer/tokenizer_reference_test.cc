@@ -1,5 +1,5 @@
-// Token ids of 2,000 varied strings equal the reference tokenizers' (tests/reference/tokenizer_reference.py says which),
-// and decode back. The vocabularies are read from the model files.
+// Token ids of 2,000 varied strings equal the reference tokenizers' (tests/reference/tokenizer_reference.py says
+// which), and decode back. The vocabularies are read from the model files.
 #include <zlib.h>
 
 #include <cstdlib>
@@ -141,7 +141,8 @@ TEST(TokenizerReferenceTest, SmolLm2) {
   ASSERT_NE(tokenizer, nullptr);
   const std::vector<Golden> goldens = ReadGoldens("smollm2.golden");
   ASSERT_EQ(goldens.size(), 2000u);
-  // 21 bytes have no token in this vocabulary; the texts that hold one of them cannot come back, in the reference either.
+  // 21 bytes have no token in this vocabulary; the texts that hold one of them cannot come back, in the reference
+  // either.
   int num_complete = 0;
   for (const Golden& golden : goldens) num_complete += golden.decoded == golden.text;
   EXPECT_EQ(CheckAll(*tokenizer, goldens), num_complete);
