@@ -45,7 +45,7 @@ constexpr Rule kRules[] = {
     {"served_model_name", nullptr, nullptr},
     {"max_context", nullptr, nullptr, 16, 1 << 20},
     {"block_size", "16", "16", 1, 256},
-    {"kv_memory_mib", "512", "512", 1, 1 << 24},
+    {"kv_memory_mib", "512", "512", 1, 1 << 30},
     {"kv_dtype", nullptr, nullptr, 0, 0, "f32 f16 bf16"},  // follows numerics: ApplyDefaults
     {"numerics", "int", "int", 0, 0, "int f32"},
     {"isa", "auto", "auto", 0, 0, "auto scalar avx2 avx512"},

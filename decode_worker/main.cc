@@ -30,10 +30,6 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   engine::EngineMetrics engine_metrics(&metrics);
   rpc::WorkerHost host("decode", config, signals, &metrics);
   if (absl::Status s = InitLogging(config.log_level(), config.log_format(), host.name()); !s.ok()) return s;
-  absl::StatusOr<std::string> key_file = rpc::ClusterKeyFile(config);
-  if (!key_file.ok()) return key_file.status();
-  absl::StatusOr<kvtransfer::ClusterKey> key = kvtransfer::ClusterKey::FromFile(*key_file);
-  if (!key.ok()) return key.status();
   if (absl::Status s = host.StartHttp(); !s.ok()) return s;
 
   engine::LoadedModel::Options load;
@@ -41,7 +37,11 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   load.on_forward = [&engine_metrics](const engine::ForwardTiming& timing) { engine_metrics.OnForward(timing); };
   absl::StatusOr<std::unique_ptr<engine::LoadedModel>> model = engine::LoadedModel::Load(config, load);
   if (!model.ok()) return model.status();
-  engine_metrics.Attach(model->get());
+  absl::StatusOr<std::string> key_file = rpc::ClusterKeyFile(config);
+  if (!key_file.ok()) return key_file.status();
+  absl::StatusOr<kvtransfer::ClusterKey> key = kvtransfer::ClusterKey::FromFile(*key_file);
+  if (!key.ok()) return key.status();
+  const std::shared_ptr<void> collect = engine_metrics.Attach(model->get());
 
   absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> transport =
       StartTransport(config, {.key = *key, .layout = (*model)->kv_layout(), .fingerprint = (*model)->fingerprint()});

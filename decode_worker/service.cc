@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/logging.h"
 #include "common/mutex.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/stream_writer.h"
@@ -157,6 +158,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
 
   void End(const absl::Status& status) {
     if (!status.ok()) service_->options_.engine_metrics->OnRefused(status);
+    LogDebug("decode ended", {{"request", engine_id_}, {"code", RuleFor(status.code()).name}});
     stream_->Finish(status);
     stream_.reset();  // its callback holds this object
     if (last_token_ != absl::InfinitePast()) service_->options_.engine_metrics->OnStopped(last_token_);

@@ -51,10 +51,10 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
 
   const Options options_;
   const v1::KvLayout layout_;
-  std::shared_ptr<void> collect_;
   std::atomic<uint64_t> next_call_{0};
   std::atomic<int> open_calls_{0};
   std::atomic<int> fetching_{0};
+  std::shared_ptr<void> collect_;  // reads the above, so it goes first
 };
 
 }  // namespace baton::decode_worker

@@ -56,7 +56,7 @@ void EngineMetrics::OnRefused(const absl::Status& status) {
       .Increment();
 }
 
-void EngineMetrics::Attach(LoadedModel* model) {
+std::shared_ptr<void> EngineMetrics::Attach(LoadedModel* model) {
   metrics_
       ->Gauge("baton_model_info", "1; the model in the labels",
               {{"model", model->model_name()},
@@ -74,8 +74,7 @@ void EngineMetrics::Attach(LoadedModel* model) {
   auto* running = &metrics_->Gauge("baton_running_sequences", "Sequences in the batch");
   auto* waiting = &metrics_->Gauge("baton_waiting_requests", "Requests not yet admitted");
   auto* waiting_tokens = &metrics_->Gauge("baton_waiting_tokens", "Prompt tokens of waiting requests");
-  collect_ =
-      metrics_->OnCollect([=, engine = model->engine(), free = blocks("free"), active = blocks("active"),
+  return metrics_->OnCollect([=, engine = model->engine(), free = blocks("free"), active = blocks("active"),
                            leased = blocks("leased"), cached = blocks("cached"), quarantined = blocks("quarantined")] {
         const EngineLoad load = engine->load();
         free->Set(load.ledger.free);

@@ -13,7 +13,7 @@
 
 namespace baton::engine {
 
-// Thread contract: thread-safe, except Attach (once, before serving).
+// Thread contract: thread-safe.
 //
 // Stations (baton_station_seconds{station=...}): "prefill" and "logits" are passes of the model with and without prompt
 // chunks; "sample" is from the end of a pass to a token; "emit" hands a token to its stream; "stop" is from a request's
@@ -32,8 +32,9 @@ class EngineMetrics {
   void OnRefused(const absl::Status& status);
   void OnRequest() { requests_->Increment(); }
 
-  // Gauges that are read from `engine` at each scrape, and the model's identity.
-  void Attach(LoadedModel* model);
+  // Gauges that are read from `model`'s engine at each scrape, and the model's identity. The handle ends that; it must go
+  // before the model.
+  [[nodiscard]] std::shared_ptr<void> Attach(LoadedModel* model);
 
  private:
   Metrics* const metrics_;
@@ -47,7 +48,6 @@ class EngineMetrics {
   prometheus::Counter* tokens_;
   prometheus::Counter* requests_;
   std::atomic<int64_t> last_forward_end_ns_{0};
-  std::shared_ptr<void> collect_;
 };
 
 }  // namespace baton::engine

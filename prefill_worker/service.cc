@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/logging.h"
 #include "common/mutex.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/stream_writer.h"
@@ -117,6 +118,13 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
   void End(const absl::Status& status) {
     lease_.Reset();
     if (!status.ok()) service_->options_.engine_metrics->OnRefused(status);
+    LogDebug("prefill ended", {{"request", request_id_},
+                               {"epoch", epoch_},
+                               {"code", RuleFor(status.code()).name},
+                               {"prompt_tokens", num_tokens_},
+                               {"cached_tokens", stats_.cached_tokens},
+                               {"queue_ms", absl::ToDoubleMilliseconds(stats_.queue)},
+                               {"prefill_ms", absl::ToDoubleMilliseconds(stats_.prefill)}});
     stream_->Finish(status);
     stream_.reset();  // its callback holds this object
     if (last_token_ != absl::InfinitePast()) service_->options_.engine_metrics->OnStopped(last_token_);

@@ -59,7 +59,8 @@ WorkerHost::WorkerHost(std::string role, const v1::Config& config, ShutdownSigna
       signals_(signals),
       metrics_(metrics) {
   signals_->OnDrain([this] {
-    if (serving_) return;
+    // Not serving_: the drain that the signal has woken may have cleared it by now.
+    if (served_) return;
     EmitEvent("stopped");
     _exit(0);
   });
@@ -98,6 +99,11 @@ void WorkerHost::OnRegistration(const absl::Status& status) {
   } else if (status.code() == absl::StatusCode::kFailedPrecondition) {
     LogError("the router refuses this worker", {{"router", config_.router()}, {"reason", status.message()}});
     EmitEvent("refused", "reason", status.message());
+    {
+      MutexLock lock(&mu_);
+      refused_ = status;
+    }
+    signals_->RequestDrain();
   } else {
     LogWarn("the router cannot be reached; trying again",
             {{"router", config_.router()}, {"code", RuleFor(status.code()).name}, {"error", status.message()}});
@@ -127,6 +133,7 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
     address_ = server_->address();
   }
   server_->SetServing(true);
+  served_ = true;
   serving_ = true;
   LogInfo("ready", {{"role", role_}, {"name", name_}, {"listen", info.address()}, {"http", info.metrics_address()}});
   EmitReady(role_, name_, info.address(), info.metrics_address());
@@ -141,7 +148,9 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
     heartbeat_ = std::make_unique<Heartbeat>(std::move(heartbeat));
   }
   signals_->WaitForDrain();
-  return Drain();
+  const absl::Status drained = Drain();
+  MutexLock lock(&mu_);
+  return refused_.ok() ? drained : refused_;
 }
 
 absl::Status WorkerHost::Drain() {

@@ -50,7 +50,9 @@ class WorkerHost {
 
   // Opens the gRPC port, registers with the router and serves until drained; then everything is closed. `info` needs
   // what describes the model; name, role, addresses and process are filled in here. `services` besides baton.v1.Worker.
-  // OK after a drain that finished; DEADLINE_EXCEEDED when drain_timeout_ms passed and requests were cut off.
+  // OK after a drain that finished; DEADLINE_EXCEEDED when drain_timeout_ms passed and requests were cut off;
+  // FAILED_PRECONDITION, after a drain, when the router refuses this worker (another model or KV layout, or replaced by
+  // a newer process of the same name): serving on would be of no use.
   absl::Status Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks);
 
   // host:port; empty before Serve has opened it. For tests.
@@ -70,6 +72,7 @@ class WorkerHost {
   Metrics* const metrics_;
   std::atomic<double> progress_{0};
   std::atomic<bool> serving_{false};
+  std::atomic<bool> served_{false};  // serving_ was true once: from then on a signal drains instead of exiting at once
   WorkerHooks hooks_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<Service> service_;
@@ -77,6 +80,7 @@ class WorkerHost {
   std::unique_ptr<Heartbeat> heartbeat_;
   mutable Mutex mu_;
   std::string address_ ABSL_GUARDED_BY(mu_);
+  absl::Status refused_ ABSL_GUARDED_BY(mu_);
 };
 
 // cluster_key_file, which workers need. INVALID_ARGUMENT, saying how to make one, when it is not set.

@@ -57,7 +57,6 @@ std::unique_ptr<engine::LoadedModel> LoadModel(const std::string& path, int kv_m
     ADD_FAILURE() << model.status();
     abort();
   }
-  if (metrics != nullptr) metrics->Attach(model->get());
   return *std::move(model);
 }
 
@@ -100,6 +99,8 @@ WorkerPair::WorkerPair(const PairOptions& options) {
   prefill_model_ = LoadModel(path, options.kv_mib, &prefill_engine_metrics_, &prefill_gate_);
   decode_model_ = LoadModel(path, options.kv_mib, &decode_engine_metrics_, &decode_gate_);
   oracle_ = LoadModel(path, options.kv_mib, nullptr, nullptr);
+  prefill_collect_ = prefill_engine_metrics_.Attach(prefill_model_.get());
+  decode_collect_ = decode_engine_metrics_.Attach(decode_model_.get());
   unlink(path.c_str());
 
   exporter_ =

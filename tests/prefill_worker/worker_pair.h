@@ -96,6 +96,7 @@ class WorkerPair {
   engine::EngineMetrics prefill_engine_metrics_{&prefill_metrics_}, decode_engine_metrics_{&decode_metrics_};
   Gate prefill_gate_, decode_gate_;
   std::unique_ptr<engine::LoadedModel> prefill_model_, decode_model_, oracle_;
+  std::shared_ptr<void> prefill_collect_, decode_collect_;
   std::unique_ptr<kvtransfer::Exporter> exporter_;
   std::unique_ptr<kvtransfer::TransportServer> transport_server_;
   std::unique_ptr<kvtransfer::TransportClient> transport_client_;
