@@ -1,12 +1,11 @@
 // `baton chat`: a conversation. Ctrl-C ends the running answer only.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <iostream>
 #include <memory>
 #include <string>
-
-#include <CLI/CLI.hpp>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -33,7 +32,10 @@ struct ChatFlags {
 class ChatSession {
  public:
   ChatSession(const ChatFlags& flags, const Output& out, Generator* generator, std::atomic<bool>* cancelled)
-      : flags_(flags), out_(out), generator_(generator), cancelled_(cancelled),
+      : flags_(flags),
+        out_(out),
+        generator_(generator),
+        cancelled_(cancelled),
         interactive_(::isatty(STDIN_FILENO) == 1) {
     Reset();
   }
@@ -81,8 +83,9 @@ class ChatSession {
                              " completion tokens"));
       if (!last_summary_.empty()) out_.Raw(last_summary_);
     } else if (command == "/help") {
-      out_.Note("/help    these words\n/reset   forget the conversation\n/stats   tokens so far, and how the last "
-                "answer ran\n/quit    leave (so does the end of input)\nCtrl-C   stop the answer that is being written");
+      out_.Note(
+          "/help    these words\n/reset   forget the conversation\n/stats   tokens so far, and how the last "
+          "answer ran\n/quit    leave (so does the end of input)\nCtrl-C   stop the answer that is being written");
     } else {
       out_.Note(absl::StrCat("There is no command ", Printable(command), "; /help lists them."));
     }
@@ -209,8 +212,10 @@ void AddChat(CLI::App* app, Invocation* invocation) {
   sub->add_option("--timeout", flags->timeout_s, "Seconds an answer may take; default: the router's limit");
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout for each answer");
   AddSamplingFlags(sub, &flags->sampling, /*all=*/false);
-  sub->footer(SettingsHelp({"router", "model", "max_context", "kv_memory_mib", "kv_dtype", "numerics", "isa", "threads"}));
-  sub->callback([flags, invocation] { invocation->run = [flags, invocation] { return RunChat(*flags, *invocation); }; });
+  sub->footer(
+      SettingsHelp({"router", "model", "max_context", "kv_memory_mib", "kv_dtype", "numerics", "isa", "threads"}));
+  sub->callback(
+      [flags, invocation] { invocation->run = [flags, invocation] { return RunChat(*flags, *invocation); }; });
 }
 
 }  // namespace baton::cli

@@ -1,8 +1,8 @@
 // One child of `baton up`: started so that it cannot outlive its parent, with its stdout (event lines) and stderr (log
 // lines) as non-blocking pipes.
 //
-// Thread contract: one thread, the one that starts the child: the kernel kills a child when the *thread* that started it
-// ends.
+// Thread contract: one thread, the one that starts the child: the kernel kills a child when the *thread* that started
+// it ends.
 #ifndef BATON_CLI_CHILD_PROCESS_H_
 #define BATON_CLI_CHILD_PROCESS_H_
 

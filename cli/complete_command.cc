@@ -2,17 +2,16 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
 #include <memory>
 
-#include <CLI/CLI.hpp>
-
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/numbers.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/generation.h"
@@ -70,8 +69,8 @@ absl::Status SetPrompt(const CompleteFlags& flags, v1::GenerateRequest* request)
     for (const absl::string_view word : absl::StrSplit(flags.token_ids, absl::ByAnyChar(", "), absl::SkipEmpty())) {
       int32_t id = 0;
       if (!absl::SimpleAtoi(word, &id)) {
-        return absl::InvalidArgumentError(absl::StrCat("--token-ids has \"", word.substr(0, 40),
-                                                       "\"; expected numbers with commas, as in 1,2,3"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("--token-ids has \"", word.substr(0, 40), "\"; expected numbers with commas, as in 1,2,3"));
       }
       request->mutable_token_ids()->add_ids(id);
     }
@@ -168,7 +167,8 @@ int RunComplete(const CompleteFlags& flags, const Invocation& invocation) {
   const absl::StatusOr<absl::Duration> timeout = ParseTimeout(flags.timeout_s);
   if (!timeout.ok()) return out.Fail(timeout.status(), "baton complete --help", kExitUsage);
   const absl::StatusOr<v1::GenerateRequest> request = MakeRequest(flags, *settings);
-  if (!request.ok()) return out.Fail(request.status(), "baton complete \"Hello\"  (or --help)", ExitCodeOf(request.status()));
+  if (!request.ok())
+    return out.Fail(request.status(), "baton complete \"Hello\"  (or --help)", ExitCodeOf(request.status()));
   absl::StatusOr<std::unique_ptr<Generator>> generator = Connect(settings->config, flags.local, *timeout, out);
   if (!generator.ok()) {
     const bool usage = !settings->config.has_model();
@@ -185,7 +185,8 @@ int RunComplete(const CompleteFlags& flags, const Invocation& invocation) {
   });
   running = nullptr;
   printer.End();
-  if (interrupted) return out.Fail(absl::CancelledError("Interrupted; what the request held is freed."), "", kExitInterrupted);
+  if (interrupted)
+    return out.Fail(absl::CancelledError("Interrupted; what the request held is freed."), "", kExitInterrupted);
   if (!status.ok()) return out.Fail(status, NextAfter(status, "complete"), ExitCodeOf(status));
   if (out.json()) {
     out.Json(GenerationToJson(generation));

@@ -12,7 +12,8 @@
 
 namespace baton::cli {
 
-// Loads the model here when `local`, showing progress on `out`; otherwise a client of the router, which is not asked yet.
+// Loads the model here when `local`, showing progress on `out`; otherwise a client of the router, which is not asked
+// yet.
 absl::StatusOr<std::unique_ptr<Generator>> Connect(const v1::Config& config, bool local, absl::Duration timeout,
                                                    const Output& out);
 

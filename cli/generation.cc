@@ -25,7 +25,8 @@ Json ChoiceToJson(const GeneratedChoice& choice, bool logprobs) {
   for (const v1::TokenEvent& token : choice.tokens) {
     Json top = Json::array();
     for (const v1::TopLogprob& alternative : token.top_logprobs()) {
-      top.push_back({{"token_id", alternative.token_id()}, {"logprob", alternative.logprob()},
+      top.push_back({{"token_id", alternative.token_id()},
+                     {"logprob", alternative.logprob()},
                      {"token", ToUtf8(alternative.token())}});
     }
     json["logprobs"].push_back({{"token_id", token.token_id()}, {"logprob", token.logprob()}, {"top", std::move(top)}});
@@ -39,7 +40,8 @@ std::string Ms(double ms) { return absl::StrFormat("%.1f ms", ms); }
 double DecodeTokensPerSecond(const Generation& g) {
   const v1::Timings& t = g.summary().timings();
   const double decode_ms = t.total_ms() - t.first_token_ms();
-  const double tokens = static_cast<double>(g.summary().usage().completion_tokens()) - static_cast<double>(g.choices().size());
+  const double tokens =
+      static_cast<double>(g.summary().usage().completion_tokens()) - static_cast<double>(g.choices().size());
   return decode_ms > 0 && tokens > 0 ? tokens / decode_ms * 1000 : 0;
 }
 
@@ -100,8 +102,8 @@ std::string FinishReasonName(v1::FinishReason reason) {
 }
 
 Json GenerationToJson(const Generation& g) {
-  const bool logprobs = std::any_of(g.choices().begin(), g.choices().end(),
-                                    [](const GeneratedChoice& c) { return !c.tokens.empty(); });
+  const bool logprobs =
+      std::any_of(g.choices().begin(), g.choices().end(), [](const GeneratedChoice& c) { return !c.tokens.empty(); });
   Json json;
   if (g.choices().size() == 1) {
     json = ChoiceToJson(g.choices()[0], logprobs);
@@ -117,15 +119,17 @@ Json GenerationToJson(const Generation& g) {
   json["request_id"] = g.started().request_id();
   json["model"] = g.started().model();
   json["seed"] = g.started().seed();
-  json["usage"] = {{"prompt", s.usage().prompt_tokens()}, {"cached", s.usage().cached_tokens()},
+  json["usage"] = {{"prompt", s.usage().prompt_tokens()},
+                   {"cached", s.usage().cached_tokens()},
                    {"completion", s.usage().completion_tokens()}};
   const v1::Timings& t = s.timings();
-  json["timings_ms"] = {{"tokenize", t.tokenize_ms()},         {"queue", t.queue_ms()},
-                        {"prefill", t.prefill_ms()},           {"first_token", t.first_token_ms()},
-                        {"transfer", t.transfer_ms()},         {"decode_queue", t.decode_queue_ms()},
-                        {"itl_p50", t.itl_p50_ms()},           {"itl_p99", t.itl_p99_ms()},
-                        {"total", t.total_ms()}};
-  json["kv"] = {{"bytes", s.kv().bytes()}, {"blocks", s.kv().blocks()}, {"transport", s.kv().transport()},
+  json["timings_ms"] = {
+      {"tokenize", t.tokenize_ms()},       {"queue", t.queue_ms()},       {"prefill", t.prefill_ms()},
+      {"first_token", t.first_token_ms()}, {"transfer", t.transfer_ms()}, {"decode_queue", t.decode_queue_ms()},
+      {"itl_p50", t.itl_p50_ms()},         {"itl_p99", t.itl_p99_ms()},   {"total", t.total_ms()}};
+  json["kv"] = {{"bytes", s.kv().bytes()},
+                {"blocks", s.kv().blocks()},
+                {"transport", s.kv().transport()},
                 {"detail", s.kv().detail()}};
   json["workers"] = {{"prefill", s.prefill_worker()}, {"decode", s.decode_worker()}};
   return json;

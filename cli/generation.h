@@ -3,10 +3,9 @@
 #define BATON_CLI_GENERATION_H_
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/string_view.h"
 #include "proto/inference.pb.h"
@@ -45,8 +44,8 @@ class Generation {
 // "stop", "length", "cancelled", "error", or "unspecified".
 std::string FinishReasonName(v1::FinishReason reason);
 
-// text, token_ids, finish_reason, seed, usage, timings_ms, kv, workers; with several choices an array `choices` in place
-// of the first three.
+// text, token_ids, finish_reason, seed, usage, timings_ms, kv, workers; with several choices an array `choices` in
+// place of the first three.
 nlohmann::ordered_json GenerationToJson(const Generation& generation);
 
 // Where it ran, what moved, how fast; some lines for people, ending in a newline.

@@ -14,8 +14,8 @@ class Generator {
  public:
   virtual ~Generator() = default;
 
-  // Blocks until the stream's end; `on_event` is called on this thread with Started, tokens, one ChoiceFinished each and
-  // Summary. One call at a time. CANCELLED after Cancel.
+  // Blocks until the stream's end; `on_event` is called on this thread with Started, tokens, one ChoiceFinished each
+  // and Summary. One call at a time. CANCELLED after Cancel.
   virtual absl::Status Generate(const v1::GenerateRequest& request,
                                 const std::function<void(const v1::GenerateResponse&)>& on_event) = 0;
 

@@ -93,15 +93,23 @@ absl::StatusOr<Inspection> InspectModel(const std::string& path) {
 std::string FormatInspection(const Inspection& i) {
   const model::ModelConfig& c = i.config;
   std::string out = absl::StrCat(Printable(i.path), "\n");
-  Row("file", absl::StrCat(WithCommas(i.file_bytes), " bytes (", FormatBytes(i.file_bytes, 1), "), GGUF v",
-                           i.gguf_version, ", alignment ", i.alignment, ", ", i.num_metadata, " metadata keys"), &out);
-  Row("model", absl::StrCat(i.name.empty() ? "(no name)" : i.name, ", architecture ", c.architecture, ", ",
-                            WithCommas(i.parameters), " parameters"), &out);
-  Row("layers", absl::StrCat(c.num_layers, " of width ", c.dim, ", feed-forward ", c.ffn_dim,
-                             c.tied_head ? ", head tied to the embedding" : ""), &out);
-  Row("attention", absl::StrCat(c.num_heads, " heads on ", c.num_kv_heads, " KV heads of ", c.head_dim,
-                                c.sliding_window > 0 ? absl::StrCat(", sliding window ", c.sliding_window) : "",
-                                c.qk_norm ? ", QK norm" : "", c.qkv_bias ? ", QKV bias" : ""), &out);
+  Row("file",
+      absl::StrCat(WithCommas(i.file_bytes), " bytes (", FormatBytes(i.file_bytes, 1), "), GGUF v", i.gguf_version,
+                   ", alignment ", i.alignment, ", ", i.num_metadata, " metadata keys"),
+      &out);
+  Row("model",
+      absl::StrCat(i.name.empty() ? "(no name)" : i.name, ", architecture ", c.architecture, ", ",
+                   WithCommas(i.parameters), " parameters"),
+      &out);
+  Row("layers",
+      absl::StrCat(c.num_layers, " of width ", c.dim, ", feed-forward ", c.ffn_dim,
+                   c.tied_head ? ", head tied to the embedding" : ""),
+      &out);
+  Row("attention",
+      absl::StrCat(c.num_heads, " heads on ", c.num_kv_heads, " KV heads of ", c.head_dim,
+                   c.sliding_window > 0 ? absl::StrCat(", sliding window ", c.sliding_window) : "",
+                   c.qk_norm ? ", QK norm" : "", c.qkv_bias ? ", QKV bias" : ""),
+      &out);
   Row("context", absl::StrCat(WithCommas(c.context_length), " tokens"), &out);
   std::vector<std::string> kv;
   for (const auto& [dtype, bytes] : i.kv_bytes_per_token) kv.push_back(absl::StrCat(WithCommas(bytes), " in ", dtype));
@@ -112,12 +120,14 @@ std::string FormatInspection(const Inspection& i) {
   }
   Row("tensors", absl::StrCat(i.num_tensors, ": ", absl::StrJoin(types, ", ")), &out);
   Row("tokenizer", TokenizerLine(i.tokenizer), &out);
-  Row("chat template", i.chat_template_bytes == 0 ? "none (use `complete` without --chat)"
-                                                  : absl::StrCat("yes, ", WithCommas(i.chat_template_bytes), " bytes"),
+  Row("chat template",
+      i.chat_template_bytes == 0 ? "none (use `complete` without --chat)"
+                                 : absl::StrCat("yes, ", WithCommas(i.chat_template_bytes), " bytes"),
       &out);
-  Row("fingerprint", absl::StrCat("weights ", i.fingerprint.weights.substr(0, 16), ", config ",
-                                  i.fingerprint.config.substr(0, 16), ", tokenizer ",
-                                  i.fingerprint.tokenizer.substr(0, 16), " (--json has all of it)"), &out);
+  Row("fingerprint",
+      absl::StrCat("weights ", i.fingerprint.weights.substr(0, 16), ", config ", i.fingerprint.config.substr(0, 16),
+                   ", tokenizer ", i.fingerprint.tokenizer.substr(0, 16), " (--json has all of it)"),
+      &out);
   return out;
 }
 

@@ -4,10 +4,9 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
 #include "model/config.h"
@@ -44,7 +43,7 @@ struct Inspection {
   uint64_t num_tensors = 0;
   uint64_t parameters = 0;
   TokenizerSummary tokenizer;
-  uint64_t chat_template_bytes = 0;  // 0: none
+  uint64_t chat_template_bytes = 0;                    // 0: none
   std::map<std::string, uint64_t> kv_bytes_per_token;  // by KV dtype, all layers
   model::Fingerprint fingerprint;
 };

@@ -1,7 +1,6 @@
 // `baton inspect MODEL`.
-#include <memory>
-
 #include <CLI/CLI.hpp>
+#include <memory>
 
 #include "cli/command.h"
 #include "cli/inspect.h"
@@ -11,7 +10,8 @@ namespace baton::cli {
 
 void AddInspect(CLI::App* app, Invocation* invocation) {
   auto path = std::make_shared<std::string>();
-  CLI::App* sub = app->add_subcommand("inspect", "What a model file holds: shapes, tensor types, tokenizer, fingerprint");
+  CLI::App* sub =
+      app->add_subcommand("inspect", "What a model file holds: shapes, tensor types, tokenizer, fingerprint");
   sub->add_option("model", *path, "A .gguf file")->required();
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout");
   sub->callback([path, invocation] {
@@ -19,8 +19,8 @@ void AddInspect(CLI::App* app, Invocation* invocation) {
       const Output out(invocation->json);
       const absl::StatusOr<Inspection> inspection = InspectModel(*path);
       if (!inspection.ok()) {
-        return out.Fail(inspection.status(), "check the path, or fetch the file again (scripts/setup gets a small model)",
-                        kExitFailure);
+        return out.Fail(inspection.status(),
+                        "check the path, or fetch the file again (scripts/setup gets a small model)", kExitFailure);
       }
       if (out.json()) {
         out.Json(InspectionToJson(*inspection));

@@ -1,5 +1,5 @@
-// Generates in this process: the same engine and the same text library as a cluster, without the cluster. What a cluster
-// answers must equal what this answers, token for token.
+// Generates in this process: the same engine and the same text library as a cluster, without the cluster. What a
+// cluster answers must equal what this answers, token for token.
 #ifndef BATON_CLI_LOCAL_GENERATOR_H_
 #define BATON_CLI_LOCAL_GENERATOR_H_
 

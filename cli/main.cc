@@ -1,9 +1,8 @@
 // The `baton` command. Exit codes: 0 done, 1 it failed, 2 wrong usage or configuration, 130 interrupted.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
 #include <vector>
-
-#include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
@@ -66,8 +65,7 @@ int Main(int argc, char** argv) {
     if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) status = UnknownArgument(app, takes_settings);
     const auto used = app.get_subcommands();
     const std::string command = used.empty() ? "" : absl::StrCat(used.front()->get_name(), " ");
-    return Output(json).Fail(status, absl::StrCat("baton ", command, "--help"),
-                             kExitUsage);
+    return Output(json).Fail(status, absl::StrCat("baton ", command, "--help"), kExitUsage);
   }
   return invocation.run ? invocation.run() : kExitUsage;
 }

@@ -72,7 +72,8 @@ Accelerator ThisMachine() {
   a.name = "this machine";
   const bool known = available.bytes != std::numeric_limits<int64_t>::max();
   a.memory_bytes = known && available.bytes > 0 ? static_cast<uint64_t>(available.bytes) : 0;
-  a.detail = absl::StrCat("memory available now, by ", available.source, "; give --bandwidth and --flops for a roofline");
+  a.detail =
+      absl::StrCat("memory available now, by ", available.source, "; give --bandwidth and --flops for a roofline");
   return a;
 }
 

@@ -2,9 +2,8 @@
 #ifndef BATON_CLI_OUTPUT_H_
 #define BATON_CLI_OUTPUT_H_
 
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -12,9 +11,9 @@
 namespace baton::cli {
 
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailure = 1;       // it was asked properly and did not work
-inline constexpr int kExitUsage = 2;         // a flag or a setting is wrong
-inline constexpr int kExitInterrupted = 130; // Ctrl-C
+inline constexpr int kExitFailure = 1;        // it was asked properly and did not work
+inline constexpr int kExitUsage = 2;          // a flag or a setting is wrong
+inline constexpr int kExitInterrupted = 130;  // Ctrl-C
 
 enum class Style { kPlain, kBold, kDim, kRed, kGreen, kYellow };
 

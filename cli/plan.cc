@@ -17,22 +17,22 @@ constexpr uint64_t kNanosPerSecond = 1000000000;
 
 absl::Status Overflow(absl::string_view what) {
   return absl::OutOfRangeError(
-      absl::StrCat(what, " does not fit in 64 bits: the model's shapes or the context are not realistic. Check the "
-                         "numbers in the model file and --context."));
+      absl::StrCat(what,
+                   " does not fit in 64 bits: the model's shapes or the context are not realistic. Check the "
+                   "numbers in the model file and --context."));
 }
 
 absl::Status CheckShape(const ModelShape& s) {
   const std::pair<const char*, uint64_t> positive[] = {
-      {"layers", s.num_layers},   {"hidden size", s.hidden_size},
-      {"heads", s.num_heads},     {"KV heads", s.num_kv_heads},
-      {"head size", s.head_dim},  {"intermediate size", s.intermediate_size},
+      {"layers", s.num_layers},     {"hidden size", s.hidden_size}, {"heads", s.num_heads},
+      {"KV heads", s.num_kv_heads}, {"head size", s.head_dim},      {"intermediate size", s.intermediate_size},
       {"vocabulary", s.vocab_size}};
   for (const auto& [name, value] : positive) {
     if (value == 0) return absl::InvalidArgumentError(absl::StrCat(s.name, ": ", name, " is zero or missing."));
   }
   if (s.num_heads % s.num_kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(s.name, ": ", s.num_heads, " heads cannot share ", s.num_kv_heads,
-                                                   " KV heads evenly."));
+    return absl::InvalidArgumentError(
+        absl::StrCat(s.name, ": ", s.num_heads, " heads cannot share ", s.num_kv_heads, " KV heads evenly."));
   }
   return absl::OkStatus();
 }
@@ -80,8 +80,8 @@ const std::vector<Accelerator>& AcceleratorPresets() {
        312000000000000},
       {"l40s", "NVIDIA L40S (NVIDIA L40S data sheet; dense rates)", 1, 48000000000, 864000000000, 733000000000000,
        362000000000000},
-      {"mi300x", "AMD Instinct MI300X (AMD data sheet; dense rates)", 1, 192000000000, 5300000000000,
-       2614900000000000, 1307400000000000},
+      {"mi300x", "AMD Instinct MI300X (AMD data sheet; dense rates)", 1, 192000000000, 5300000000000, 2614900000000000,
+       1307400000000000},
   };
   return *presets;
 }
@@ -150,8 +150,8 @@ bool FillDecode(const Accelerator& a, Plan* plan) {
   const Checked weights = plan->pass_bytes;
   const Checked one = weights + plan->kv_bytes_per_conversation;
   const Checked all = weights + Checked(plan->kv_bytes_per_conversation) * plan->conversations;
-  const Checked results[] = {pass(weights), rate(weights, 1), pass(one), rate(one, 1), pass(all),
-                             rate(all, plan->conversations)};
+  const Checked results[] = {pass(weights), rate(weights, 1), pass(one),
+                             rate(one, 1),  pass(all),        rate(all, plan->conversations)};
   for (const Checked& r : results) {
     if (!r.ok()) return false;
   }
@@ -200,7 +200,8 @@ absl::StatusOr<Plan> ComputePlan(const PlanInput& input) {
         absl::StrCat(shape.name, " does not say how long its context is. Give it, as in --context 128K."));
   }
   if (a.count == 0 || a.memory_bytes == 0) {
-    return absl::InvalidArgumentError("The accelerator has no memory. Give --memory (and --count), as in --memory 80GB.");
+    return absl::InvalidArgumentError(
+        "The accelerator has no memory. Give --memory (and --count), as in --memory 80GB.");
   }
   const absl::StatusOr<uint64_t> weight_bits = BitsOf("--weights-dtype", input.weights_dtype);
   if (!weight_bits.ok()) return weight_bits.status();
@@ -212,12 +213,12 @@ absl::StatusOr<Plan> ComputePlan(const PlanInput& input) {
 
   const bool published = shape.published_parameters.has_value() && !input.exact;
   plan.ledger_parameters = published ? *shape.published_parameters : counted->total;
-  const Checked exact = input.worker.has_value() ? BytesOf(*input.worker)
-                                                 : Checked::MulDiv(counted->total, *weight_bits, 8, true);
+  const Checked exact =
+      input.worker.has_value() ? BytesOf(*input.worker) : Checked::MulDiv(counted->total, *weight_bits, 8, true);
   const Checked weights = published ? Checked::MulDiv(plan.ledger_parameters, *weight_bits, 8, true) : exact;
   const Checked total = Checked(a.count) * a.memory_bytes;
-  const Checked kv_token = Checked::MulDiv(
-      Checked(shape.num_layers) * 2 * shape.num_kv_heads * shape.head_dim, *kv_bits, 8, true);
+  const Checked kv_token =
+      Checked::MulDiv(Checked(shape.num_layers) * 2 * shape.num_kv_heads * shape.head_dim, *kv_bits, 8, true);
   const Checked kv_conversation = kv_token * plan.context;
   if (!exact.ok() || !weights.ok() || !total.ok()) return Overflow("The memory");
   if (!kv_conversation.ok()) return Overflow("The KV cache of one conversation");

@@ -30,11 +30,11 @@ struct ModelShape {
   uint64_t intermediate_size = 0;
   uint64_t vocab_size = 0;
   uint64_t max_context = 0;
-  bool tied_embeddings = false;    // the output matrix is the embedding
-  bool attention_bias = false;     // on q, k and v
-  bool attention_out_bias = false; // on the output projection too
-  bool qk_norm = false;            // a norm of head_dim on q and one on k
-  uint64_t norms_per_layer = 2;    // of hidden_size
+  bool tied_embeddings = false;     // the output matrix is the embedding
+  bool attention_bias = false;      // on q, k and v
+  bool attention_out_bias = false;  // on the output projection too
+  bool qk_norm = false;             // a norm of head_dim on q and one on k
+  uint64_t norms_per_layer = 2;     // of hidden_size
   // The round figure the model is known by ("405B"), when the ledger should use it as the literature does.
   std::optional<uint64_t> published_parameters;
 };
@@ -50,10 +50,10 @@ struct Accelerator {
   std::string name;    // "h100"
   std::string detail;  // "NVIDIA H100 SXM5", with the source of the figures
   uint64_t count = 1;
-  uint64_t memory_bytes = 0;      // of one
-  uint64_t bandwidth = 0;         // bytes/s of one; 0: unknown, no decode roofline
-  uint64_t flops_8bit = 0;        // dense FLOP/s of one at 8 bits; 0: none
-  uint64_t flops_16bit = 0;       // at 16 bits; both 0: unknown, no prefill roofline
+  uint64_t memory_bytes = 0;  // of one
+  uint64_t bandwidth = 0;     // bytes/s of one; 0: unknown, no decode roofline
+  uint64_t flops_8bit = 0;    // dense FLOP/s of one at 8 bits; 0: none
+  uint64_t flops_16bit = 0;   // at 16 bits; both 0: unknown, no prefill roofline
 };
 
 // Named accelerators, figures from their makers' data sheets (dense, not "with sparsity").
@@ -70,7 +70,7 @@ struct WorkerMemory {
   uint64_t scratch_bytes = 0;    // activations
   uint64_t kv_block_bytes = 0;
   uint64_t kv_block_tokens = 0;
-  uint64_t kv_blocks = 0;        // of its pool
+  uint64_t kv_blocks = 0;  // of its pool
 };
 
 struct PlanInput {
@@ -78,8 +78,8 @@ struct PlanInput {
   Accelerator accelerator;
   std::string weights_dtype = "bf16";
   std::string kv_dtype = "bf16";
-  uint64_t context = 0;     // tokens of one conversation; 0: the model's maximum
-  bool exact = false;       // count parameters from the shapes even if a published figure is known
+  uint64_t context = 0;  // tokens of one conversation; 0: the model's maximum
+  bool exact = false;    // count parameters from the shapes even if a published figure is known
   // From a model file: in place of parameters times bits.
   std::optional<WorkerMemory> worker;
 };
@@ -88,43 +88,43 @@ struct PlanInput {
 absl::StatusOr<uint64_t> BitsOf(absl::string_view flag, absl::string_view dtype);
 
 struct DecodeRoofline {
-  uint64_t pass_ns = 0;                     // weights of one card / bandwidth of one card
-  uint64_t one_user_milli_tokens_s = 0;     // at a short context: one token a pass
-  uint64_t full_pass_ns = 0;                // reading one full conversation's KV as well
+  uint64_t pass_ns = 0;                  // weights of one card / bandwidth of one card
+  uint64_t one_user_milli_tokens_s = 0;  // at a short context: one token a pass
+  uint64_t full_pass_ns = 0;             // reading one full conversation's KV as well
   uint64_t full_one_user_milli_tokens_s = 0;
-  uint64_t all_users_pass_ns = 0;           // reading the KV of all conversations that fit
-  uint64_t all_users_milli_tokens_s = 0;    // of all of them together
+  uint64_t all_users_pass_ns = 0;         // reading the KV of all conversations that fit
+  uint64_t all_users_milli_tokens_s = 0;  // of all of them together
 };
 
 struct PrefillRoofline {
-  uint64_t flops_per_token = 0;       // weights only: 2 * parameters
-  uint64_t peak_flops = 0;            // of all cards, at the weights' dtype
-  uint64_t milli_tokens_s = 0;        // at peak, short prompts
-  uint64_t context_flops = 0;         // of one prompt of `context` tokens, attention included
+  uint64_t flops_per_token = 0;  // weights only: 2 * parameters
+  uint64_t peak_flops = 0;       // of all cards, at the weights' dtype
+  uint64_t milli_tokens_s = 0;   // at peak, short prompts
+  uint64_t context_flops = 0;    // of one prompt of `context` tokens, attention included
   uint64_t context_attention_flops = 0;
-  uint64_t context_ns = 0;            // TTFT of that prompt at peak
+  uint64_t context_ns = 0;  // TTFT of that prompt at peak
 };
 
 struct Plan {
   PlanInput input;
   uint64_t context = 0;
-  ParameterCount parameters;              // counted from the shapes
-  uint64_t ledger_parameters = 0;         // those the ledger uses (published or counted)
-  uint64_t total_bytes = 0;               // memory of all cards
-  uint64_t weights_bytes = 0;             // as the ledger counts; of a model file with a worker's scratch
-  uint64_t weights_bytes_exact = 0;       // counted from the shapes, or the file's
-  uint64_t weights_bytes_per_card = 0;    // rounded up
-  uint64_t pass_bytes = 0;                // of weights read in one decode pass
-  uint64_t worker_kv_bytes = 0;           // of a worker's KV pool
-  uint64_t worker_kv_conversations = 0;   // that fit into that pool
+  ParameterCount parameters;             // counted from the shapes
+  uint64_t ledger_parameters = 0;        // those the ledger uses (published or counted)
+  uint64_t total_bytes = 0;              // memory of all cards
+  uint64_t weights_bytes = 0;            // as the ledger counts; of a model file with a worker's scratch
+  uint64_t weights_bytes_exact = 0;      // counted from the shapes, or the file's
+  uint64_t weights_bytes_per_card = 0;   // rounded up
+  uint64_t pass_bytes = 0;               // of weights read in one decode pass
+  uint64_t worker_kv_bytes = 0;          // of a worker's KV pool
+  uint64_t worker_kv_conversations = 0;  // that fit into that pool
   uint64_t kv_bytes_per_token = 0;
   uint64_t kv_bytes_per_conversation = 0;
   bool weights_fit = false;
-  uint64_t left_bytes = 0;                // 0 when the weights do not fit
+  uint64_t left_bytes = 0;  // 0 when the weights do not fit
   uint64_t left_bytes_exact = 0;
-  uint64_t missing_bytes = 0;             // when the weights do not fit
-  uint64_t conversations = 0;             // whole ones
-  uint64_t kv_tokens = 0;                 // that fit in what is left
+  uint64_t missing_bytes = 0;  // when the weights do not fit
+  uint64_t conversations = 0;  // whole ones
+  uint64_t kv_tokens = 0;      // that fit in what is left
   std::optional<DecodeRoofline> decode;
   std::optional<PrefillRoofline> prefill;
   // Sequences in one batch from which decode spends longer computing than reading weights (KV reads not counted).

@@ -1,8 +1,7 @@
 // `baton plan MODEL`: turns flags into a PlanInput.
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
-
-#include <CLI/CLI.hpp>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -165,14 +164,16 @@ int RunPlan(const PlanFlags& flags, bool json) {
 void AddPlan(CLI::App* app, Invocation* invocation) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* sub = app->add_subcommand("plan", "What a model needs and how fast it can be at best (memory, roofline)");
-  sub->add_option("model", flags->model,
-                  absl::StrCat("A .gguf file, a Hugging Face config.json, or one of: ", absl::StrJoin(ModelNames(), ", ")))
+  sub->add_option(
+         "model", flags->model,
+         absl::StrCat("A .gguf file, a Hugging Face config.json, or one of: ", absl::StrJoin(ModelNames(), ", ")))
       ->required();
   std::vector<std::string> names;
   for (const Accelerator& preset : AcceleratorPresets()) names.push_back(preset.name);
-  sub->add_option("--accelerator", flags->accelerator,
-                  absl::StrCat("Named accelerator with a count, as in 8xh100 (the default; for a GGUF file: this machine); names: ",
-                               absl::StrJoin(names, ", ")));
+  sub->add_option(
+      "--accelerator", flags->accelerator,
+      absl::StrCat("Named accelerator with a count, as in 8xh100 (the default; for a GGUF file: this machine); names: ",
+                   absl::StrJoin(names, ", ")));
   sub->add_option("--count", flags->count, "Number of accelerators; default: from --accelerator, else 1")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1000000}));
   sub->add_option("--memory", flags->memory, "Memory of one accelerator, as in 80GB");
@@ -183,10 +184,12 @@ void AddPlan(CLI::App* app, Invocation* invocation) {
   sub->add_option("--kv-dtype", flags->kv_dtype, "Element type of the KV cache; default bf16, for a GGUF file f16");
   sub->add_option("--kv-memory-mib", flags->kv_memory_mib, "GGUF file: MiB of a worker's KV pool; default 512")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24));
-  sub->add_option("--context", flags->context, "Tokens of one conversation, as in 128K (131,072); default: the model's");
+  sub->add_option("--context", flags->context,
+                  "Tokens of one conversation, as in 128K (131,072); default: the model's");
   sub->add_flag("--exact", flags->exact, "Count parameters from the shapes even where a round figure is published");
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout");
-  sub->callback([flags, invocation] { invocation->run = [flags, invocation] { return RunPlan(*flags, invocation->json); }; });
+  sub->callback(
+      [flags, invocation] { invocation->run = [flags, invocation] { return RunPlan(*flags, invocation->json); }; });
 }
 
 }  // namespace baton::cli

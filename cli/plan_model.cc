@@ -1,7 +1,6 @@
 #include "cli/plan_model.h"
 
 #include <array>
-
 #include <nlohmann/json.hpp>
 
 #include "absl/status/status.h"
@@ -103,9 +102,10 @@ absl::Status CheckSupported(const Json& config, absl::string_view name) {
     }
   }
   if (config.contains("kv_lora_rank") && !config["kv_lora_rank"].is_null()) {
-    return absl::UnimplementedError(absl::StrCat(name, " uses latent attention (\"kv_lora_rank\"), whose KV cache "
-                                                       "follows other rules. `baton plan` counts grouped-query "
-                                                       "attention only."));
+    return absl::UnimplementedError(absl::StrCat(name,
+                                                 " uses latent attention (\"kv_lora_rank\"), whose KV cache "
+                                                 "follows other rules. `baton plan` counts grouped-query "
+                                                 "attention only."));
   }
   return absl::OkStatus();
 }
@@ -145,8 +145,9 @@ std::vector<std::string> ModelNames() {
 absl::StatusOr<PlanModel> ParseHfConfig(absl::string_view json, absl::string_view name) {
   const Json root = Json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded() || !root.is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is not a JSON object. `baton plan` takes a .gguf file, a "
-                                                         "Hugging Face config.json, or a name it knows."));
+    return absl::InvalidArgumentError(absl::StrCat(name,
+                                                   " is not a JSON object. `baton plan` takes a .gguf file, a "
+                                                   "Hugging Face config.json, or a name it knows."));
   }
   // Multimodal models keep the language model's shape one level down.
   const bool nested = root.contains("text_config") && root["text_config"].is_object();

@@ -1,5 +1,5 @@
-// Where `baton plan` gets a model's shape from: a name it knows or a Hugging Face config.json. (A GGUF file goes through
-// the worker's own loader; see model_file.h.)
+// Where `baton plan` gets a model's shape from: a name it knows or a Hugging Face config.json. (A GGUF file goes
+// through the worker's own loader; see model_file.h.)
 #ifndef BATON_CLI_PLAN_MODEL_H_
 #define BATON_CLI_PLAN_MODEL_H_
 

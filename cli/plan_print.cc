@@ -81,8 +81,9 @@ void FormatWorker(const Plan& plan, std::string* out) {
   const WorkerMemory& w = *plan.input.worker;
   absl::StrAppend(out, "One worker, as it allocates (", w.backend, ")\n");
   Row("KV pool", About(plan.worker_kv_bytes),
-      absl::StrCat(WithCommas(w.kv_blocks), " blocks x ", WithCommas(w.kv_block_bytes), " bytes: ",
-                   WithCommas(plan.worker_kv_bytes), " bytes, ", WithCommas(w.kv_blocks * w.kv_block_tokens), " tokens"),
+      absl::StrCat(WithCommas(w.kv_blocks), " blocks x ", WithCommas(w.kv_block_bytes),
+                   " bytes: ", WithCommas(plan.worker_kv_bytes), " bytes, ",
+                   WithCommas(w.kv_blocks * w.kv_block_tokens), " tokens"),
       out);
   Row("conversations in the pool", WithCommas(plan.worker_kv_conversations),
       absl::StrCat("of ", WithCommas(plan.context), " tokens (--kv-memory-mib makes it larger)"), out);

@@ -2,10 +2,9 @@
 #ifndef BATON_CLI_PLAN_PRINT_H_
 #define BATON_CLI_PLAN_PRINT_H_
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "cli/plan.h"
 

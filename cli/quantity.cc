@@ -81,11 +81,8 @@ constexpr std::array<Unit, 5> kFlopUnits = {
 constexpr std::array<Unit, 3> kTokenUnits = {{{"", 1}, {"k", 1024}, {"m", 1048576}}};
 
 std::string Prefixed(uint64_t value, int digits, absl::string_view unit) {
-  static constexpr std::array<std::pair<uint64_t, const char*>, 5> kPrefixes = {{{1000000000000000, "P"},
-                                                                                 {1000000000000, "T"},
-                                                                                 {1000000000, "G"},
-                                                                                 {1000000, "M"},
-                                                                                 {1000, "k"}}};
+  static constexpr std::array<std::pair<uint64_t, const char*>, 5> kPrefixes = {
+      {{1000000000000000, "P"}, {1000000000000, "T"}, {1000000000, "G"}, {1000000, "M"}, {1000, "k"}}};
   for (const auto& [factor, prefix] : kPrefixes) {
     if (value < factor) continue;
     // In thousandths first: value/factor < 10^6 for every prefix, so this cannot overflow.

@@ -43,7 +43,9 @@ int ExitCodeOf(const absl::Status& status) {
 }
 
 RemoteGenerator::RemoteGenerator(const std::string& address, absl::Duration timeout)
-    : address_(address), timeout_(timeout), channel_(rpc::CreateChannel(address)),
+    : address_(address),
+      timeout_(timeout),
+      channel_(rpc::CreateChannel(address)),
       stub_(v1::Inference::NewStub(channel_)) {}
 
 absl::Status RemoteGenerator::Generate(const v1::GenerateRequest& request,

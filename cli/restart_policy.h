@@ -1,4 +1,5 @@
-// When a process that died is started again: at once the first time, then ever later, and not at all when it keeps dying.
+// When a process that died is started again: at once the first time, then ever later, and not at all when it keeps
+// dying.
 #ifndef BATON_CLI_RESTART_POLICY_H_
 #define BATON_CLI_RESTART_POLICY_H_
 

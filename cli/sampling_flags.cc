@@ -1,8 +1,7 @@
 #include "cli/sampling_flags.h"
 
-#include <algorithm>
-
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -25,7 +24,9 @@ void AddSamplingFlags(CLI::App* app, SamplingFlags* f, bool all) {
   app->add_option("--max-tokens", f->max_tokens, absl::StrCat("Default ", f->default_max_tokens))->group(group);
   app->add_option("--min-tokens", f->min_tokens, "No end before that many; default 0")->group(group);
   app->add_flag("--ignore-eos", f->ignore_eos, "Go on after the end-of-sequence token")->group(group);
-  app->add_option("--stop", f->stop, "Text that ends the answer; may be repeated")->allow_extra_args(false)->group(group);
+  app->add_option("--stop", f->stop, "Text that ends the answer; may be repeated")
+      ->allow_extra_args(false)
+      ->group(group);
   app->add_option("--stop-token-id", f->stop_token_ids, "Token that ends the answer; may be repeated")
       ->allow_extra_args(false)
       ->group(group);

@@ -17,8 +17,8 @@ class App;
 namespace baton::cli {
 
 struct SamplingFlags {
-  // The API's defaults (temperature 1, as many tokens as fit) suit programs; these suit a person at a terminal, who wants an answer
-  // that holds together and ends.
+  // The API's defaults (temperature 1, as many tokens as fit) suit programs; these suit a person at a terminal, who
+  // wants an answer that holds together and ends.
   static constexpr float kTemperature = 0.2f;
 
   std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;

@@ -1,7 +1,6 @@
 // `baton status`: what the router knows of its cluster.
-#include <memory>
-
 #include <CLI/CLI.hpp>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -52,7 +51,8 @@ int RunStatus(const StatusFlags& flags, const Invocation& invocation) {
 void AddStatus(CLI::App* app, Invocation* invocation) {
   auto flags = std::make_shared<StatusFlags>();
   CLI::App* sub = app->add_subcommand("status", "Workers, their load and KV blocks, and who was refused");
-  sub->add_option("--watch", flags->watch_s, "Again every so many seconds, until Ctrl-C")->check(CLI::Range(0.1, 86400.0));
+  sub->add_option("--watch", flags->watch_s, "Again every so many seconds, until Ctrl-C")
+      ->check(CLI::Range(0.1, 86400.0));
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout (each time, with --watch)");
   sub->footer(SettingsHelp({"router"}));
   sub->callback(

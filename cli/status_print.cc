@@ -33,7 +33,9 @@ std::string Table(const Rows& rows) {
 }
 
 Json FingerprintToJson(const v1::ModelFingerprint& f) {
-  return {{"weights", ToUtf8(f.weights())}, {"config", ToUtf8(f.config())}, {"tokenizer", ToUtf8(f.tokenizer())},
+  return {{"weights", ToUtf8(f.weights())},
+          {"config", ToUtf8(f.config())},
+          {"tokenizer", ToUtf8(f.tokenizer())},
           {"numerics_class", ToUtf8(f.numerics_class())}};
 }
 
@@ -46,8 +48,9 @@ bool LedgerAddsUp(const v1::KvLedger& l) {
 }
 
 std::string FormatStatus(const v1::ClusterStatus& s, const std::string& address) {
-  std::string out = absl::StrCat("cluster at ", address, ": ", s.model_name().empty() ? "no model" : Printable(s.model_name()),
-                                 ", up ", absl::StrFormat("%.0f", s.uptime_s()), " s\n");
+  std::string out =
+      absl::StrCat("cluster at ", address, ": ", s.model_name().empty() ? "no model" : Printable(s.model_name()),
+                   ", up ", absl::StrFormat("%.0f", s.uptime_s()), " s\n");
   absl::StrAppend(&out, "requests: ", WithCommas(s.requests_total()), " in all, ", WithCommas(s.requests_failed()),
                   " failed, ", s.requests_in_flight(), " in flight\n");
   absl::StrAppend(&out, "fingerprint: weights ", Short(s.fingerprint().weights()), ", config ",
@@ -63,9 +66,9 @@ std::string FormatStatus(const v1::ClusterStatus& s, const std::string& address)
       rows.push_back({Printable(w.info().name()), Printable(w.info().role()), Printable(w.state()),
                       absl::StrCat(w.in_flight()), absl::StrCat(w.load().running()), absl::StrCat(w.load().waiting()),
                       absl::StrCat(w.load().tickets()), absl::StrCat(w.load().tokens_per_second()),
-                      absl::StrCat(l.total()), absl::StrCat(l.free()),
-                      absl::StrCat(l.active()), absl::StrCat(l.leased()), absl::StrCat(l.cached()),
-                      absl::StrCat(l.quarantined()), Printable(w.info().backend()), Printable(w.info().address())});
+                      absl::StrCat(l.total()), absl::StrCat(l.free()), absl::StrCat(l.active()),
+                      absl::StrCat(l.leased()), absl::StrCat(l.cached()), absl::StrCat(l.quarantined()),
+                      Printable(w.info().backend()), Printable(w.info().address())});
     }
     absl::StrAppend(&out, Table(rows));
     for (const v1::ClusterWorker& w : s.workers()) {
@@ -83,8 +86,8 @@ Json StatusToJson(const v1::ClusterStatus& s, const std::string& address) {
   json["router"] = address;
   json["model"] = ToUtf8(s.model_name());
   json["uptime_s"] = s.uptime_s();
-  json["requests"] = {{"total", s.requests_total()}, {"failed", s.requests_failed()},
-                      {"in_flight", s.requests_in_flight()}};
+  json["requests"] = {
+      {"total", s.requests_total()}, {"failed", s.requests_failed()}, {"in_flight", s.requests_in_flight()}};
   json["fingerprint"] = FingerprintToJson(s.fingerprint());
   json["workers"] = Json::array();
   for (const v1::ClusterWorker& w : s.workers()) {
@@ -102,13 +105,17 @@ Json StatusToJson(const v1::ClusterStatus& s, const std::string& address) {
                    {"heartbeat_age_ms", w.heartbeat_age_ms()},
                    {"in_flight", w.in_flight()},
                    {"fingerprint", FingerprintToJson(w.info().fingerprint())}};
-    worker["load"] = {{"running", load.running()},   {"waiting", load.waiting()},
-                      {"waiting_tokens", load.waiting_tokens()}, {"steps", load.steps()},
-                      {"tickets", load.tickets()},   {"tokens_per_second", load.tokens_per_second()}};
-    worker["kv"] = {{"total", l.total()},   {"free", l.free()},
-                    {"active", l.active()}, {"leased", l.leased()},
-                    {"cached", l.cached()}, {"quarantined", l.quarantined()},
-                    {"block_bytes", l.block_bytes()}, {"adds_up", LedgerAddsUp(l)}};
+    worker["load"] = {
+        {"running", load.running()}, {"waiting", load.waiting()}, {"waiting_tokens", load.waiting_tokens()},
+        {"steps", load.steps()},     {"tickets", load.tickets()}, {"tokens_per_second", load.tokens_per_second()}};
+    worker["kv"] = {{"total", l.total()},
+                    {"free", l.free()},
+                    {"active", l.active()},
+                    {"leased", l.leased()},
+                    {"cached", l.cached()},
+                    {"quarantined", l.quarantined()},
+                    {"block_bytes", l.block_bytes()},
+                    {"adds_up", LedgerAddsUp(l)}};
     json["workers"].push_back(std::move(worker));
   }
   json["refused"] = Json::array();

@@ -2,9 +2,8 @@
 #ifndef BATON_CLI_STATUS_PRINT_H_
 #define BATON_CLI_STATUS_PRINT_H_
 
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "proto/cluster.pb.h"
 

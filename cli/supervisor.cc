@@ -85,8 +85,9 @@ void Supervisor::StartProcess(Process* process) {
   absl::StatusOr<std::unique_ptr<ChildProcess>> child =
       ChildProcess::Start(process->spec.argv(router.address, router.http));
   if (!child.ok()) {
-    Abort(child.status(), "build every program (bazel build //router:router //prefill_worker:prefill_worker "
-                          "//decode_worker:decode_worker), or point --bin-dir at them");
+    Abort(child.status(),
+          "build every program (bazel build //router:router //prefill_worker:prefill_worker "
+          "//decode_worker:decode_worker), or point --bin-dir at them");
     return;
   }
   process->child = *std::move(child);
@@ -158,7 +159,8 @@ void Supervisor::AnnounceReady() {
   phase_ = Phase::kServing;
   const Process& router = processes_[0];
   std::string next = "baton complete \"Hello\"";
-  if (router.address != "127.0.0.1:50051") next = absl::StrCat("baton complete --router ", router.address, " \"Hello\"");
+  if (router.address != "127.0.0.1:50051")
+    next = absl::StrCat("baton complete --router ", router.address, " \"Hello\"");
   int counts[2] = {0, 0};
   for (const Process& p : processes_) {
     if (p.spec.role != "router") ++counts[p.spec.role == "decode"];
@@ -168,12 +170,16 @@ void Supervisor::AnnounceReady() {
                    absl::ToInt64Milliseconds(absl::Now() - started_), " ms. Try: ", next));
   if (!out_.json()) return;
   // The router's own address is the only "listen" of the line, so that a shell script finds it without a JSON parser.
-  Json line = {{"event", "ready"}, {"listen", router.address}, {"http", router.http}, {"model", options_.model},
-               {"pid", ::getpid()}, {"router_pid", router.child->pid()}, {"workers", Json::array()}, {"next", next}};
+  Json line = {
+      {"event", "ready"},  {"listen", router.address},          {"http", router.http},      {"model", options_.model},
+      {"pid", ::getpid()}, {"router_pid", router.child->pid()}, {"workers", Json::array()}, {"next", next}};
   for (const Process& p : processes_) {
     if (p.spec.role == "router") continue;
-    line["workers"].push_back({{"name", p.spec.name}, {"role", p.spec.role}, {"address", p.address},
-                               {"metrics", p.http}, {"pid", p.child->pid()}});
+    line["workers"].push_back({{"name", p.spec.name},
+                               {"role", p.spec.role},
+                               {"address", p.address},
+                               {"metrics", p.http},
+                               {"pid", p.child->pid()}});
   }
   out_.Json(line);
 }
@@ -193,8 +199,8 @@ void Supervisor::HandleEnd(Process* process) {
   process->state = State::kStopped;
   if (stopping()) {
     if (gentle_ && phase_ != Phase::kKilling && !process->child->EndedWell()) {
-      Say(absl::StrCat(out_.Paint(Style::kYellow, "warning:"), " ", process->spec.name, " did not stop cleanly: ",
-                       Printable(reason)));
+      Say(absl::StrCat(out_.Paint(Style::kYellow, "warning:"), " ", process->spec.name,
+                       " did not stop cleanly: ", Printable(reason)));
     }
     process->child.reset();
     AdvanceDrain();

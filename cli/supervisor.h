@@ -10,10 +10,9 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -33,7 +32,7 @@ struct ProcessSpec {
 };
 
 struct SupervisorOptions {
-  std::string model;                         // for messages
+  std::string model;  // for messages
   absl::Duration drain_timeout = absl::Seconds(30);
 };
 
@@ -57,10 +56,10 @@ class Supervisor {
     RestartPolicy restarts;
     absl::Time restart_at = absl::InfiniteFuture();
     ProcessProgress progress;
-    std::string address;             // gRPC, once ready
+    std::string address;  // gRPC, once ready
     std::string http;
-    bool ready = false;              // it said so; a worker serves when it is registered, too
-    std::string failure;             // its own words, from a failed or refused event
+    bool ready = false;   // it said so; a worker serves when it is registered, too
+    std::string failure;  // its own words, from a failed or refused event
     std::deque<std::string> stderr_tail;
   };
   enum class Phase { kLoading, kServing, kDrainingRouter, kDrainingWorkers, kKilling };

@@ -1,17 +1,17 @@
 // `baton up`: a local cluster in the foreground.
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <set>
-
-#include <CLI/CLI.hpp>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -96,8 +96,9 @@ struct Programs {
 
 absl::StatusOr<Programs> FindPrograms(const std::string& bin_dir, const std::string& argv0) {
   Programs programs;
-  for (const auto& [name, path] : {std::pair{"router", &programs.router}, std::pair{"prefill_worker", &programs.prefill},
-                                   std::pair{"decode_worker", &programs.decode}}) {
+  for (const auto& [name, path] :
+       {std::pair{"router", &programs.router}, std::pair{"prefill_worker", &programs.prefill},
+        std::pair{"decode_worker", &programs.decode}}) {
     absl::StatusOr<std::string> found = FindProgram(name, bin_dir, argv0);
     if (!found.ok()) return found.status();
     *path = *std::move(found);
@@ -109,8 +110,8 @@ absl::StatusOr<Programs> FindPrograms(const std::string& bin_dir, const std::str
 std::vector<ProcessSpec> MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std::string& key) {
   const v1::Config& config = loaded.config;
   // Said for each process by itself, or about `up` alone.
-  std::vector<std::string> common = FlagsFor(loaded, {"listen", "http", "name", "router", "threads", "prefill", "decode",
-                                                      "exit_with_parent", "cluster_key_file", "log_level"});
+  std::vector<std::string> common = FlagsFor(loaded, {"listen", "http", "name", "router", "threads", "prefill",
+                                                      "decode", "exit_with_parent", "cluster_key_file", "log_level"});
   common.push_back(absl::StrCat("--cluster-key-file=", key));
   const bool level_set = loaded.origins.count("log_level") > 0 && loaded.origins.at("log_level") != "default";
   common.push_back(absl::StrCat("--log-level=", level_set ? config.log_level() : "warn"));
@@ -156,9 +157,9 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
                     "baton up --model FILE.gguf  (scripts/setup gets a small one)", kExitUsage);
   }
   if (::access(config.model().c_str(), R_OK) != 0) {
-    return out.Fail(absl::NotFoundError(absl::StrCat("Cannot read the model ", config.model(), ": ",
-                                                     std::strerror(errno), ".")),
-                    "check --model (scripts/setup gets a small one)", kExitFailure);
+    return out.Fail(
+        absl::NotFoundError(absl::StrCat("Cannot read the model ", config.model(), ": ", std::strerror(errno), ".")),
+        "check --model (scripts/setup gets a small one)", kExitFailure);
   }
   // Before anything is loaded: these two are the addresses people choose.
   for (const auto& [flag, address] : {std::pair{"--listen", config.listen()}, std::pair{"--http", config.http()}}) {
@@ -169,8 +170,10 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
   }
   const absl::StatusOr<Programs> programs = FindPrograms(flags.bin_dir, invocation.argv0);
   if (!programs.ok()) {
-    return out.Fail(programs.status(), "bazel build //router:router //prefill_worker:prefill_worker "
-                                       "//decode_worker:decode_worker  (or give --bin-dir)", kExitFailure);
+    return out.Fail(programs.status(),
+                    "bazel build //router:router //prefill_worker:prefill_worker "
+                    "//decode_worker:decode_worker  (or give --bin-dir)",
+                    kExitFailure);
   }
   std::unique_ptr<ClusterKey> key;
   std::string key_path = config.cluster_key_file();
@@ -180,6 +183,7 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
     key = *std::move(made);
     key_path = key->path();
   }
+  ::signal(SIGPIPE, SIG_IGN);  // nobody listens any more: the cluster serves on
   SupervisorOptions options;
   options.model = fs::path(config.model()).filename().string();
   options.drain_timeout = absl::Milliseconds(config.drain_timeout_ms());
@@ -191,7 +195,8 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
 
 void AddUp(CLI::App* app, Invocation* invocation) {
   auto flags = std::make_shared<UpFlags>();
-  CLI::App* sub = app->add_subcommand("up", "Run a local cluster: a router, prefill and decode workers; Ctrl-C stops it");
+  CLI::App* sub =
+      app->add_subcommand("up", "Run a local cluster: a router, prefill and decode workers; Ctrl-C stops it");
   sub->add_option("--bin-dir", flags->bin_dir, "Folder of the other programs; default: beside this one");
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout when ready");
   sub->footer(SettingsHelp({}));

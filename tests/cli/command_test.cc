@@ -23,11 +23,17 @@ TEST(CommandTest, HelpAndVersionAreData) {
 }
 
 TEST(CommandTest, WrongUsageIsExitTwoWithANextStep) {
-  const std::vector<std::vector<std::string>> wrong = {
-      {}, {"fly"}, {"plan"}, {"plan", "llama-3.1-8b", "--frobnicate"}, {"plan", "llama-3.1-8b", "--count", "0"},
-      {"plan", "llama-3.1-8b", "--count", "-1"}, {"plan", "llama-3.1-8b", "--context", "many"},
-      {"plan", "llama-3.1-8b", "--weights-dtype", "q3"}, {"plan", "llama-3.1-8b", "--accelerator", "8xh900"},
-      {"plan", "no-such-model"}, {"plan", "/"}};
+  const std::vector<std::vector<std::string>> wrong = {{},
+                                                       {"fly"},
+                                                       {"plan"},
+                                                       {"plan", "llama-3.1-8b", "--frobnicate"},
+                                                       {"plan", "llama-3.1-8b", "--count", "0"},
+                                                       {"plan", "llama-3.1-8b", "--count", "-1"},
+                                                       {"plan", "llama-3.1-8b", "--context", "many"},
+                                                       {"plan", "llama-3.1-8b", "--weights-dtype", "q3"},
+                                                       {"plan", "llama-3.1-8b", "--accelerator", "8xh900"},
+                                                       {"plan", "no-such-model"},
+                                                       {"plan", "/"}};
   for (const auto& args : wrong) {
     const Result r = RunBaton(args);
     EXPECT_EQ(r.exit_code, 2) << (args.empty() ? "" : args.back());

@@ -58,7 +58,8 @@ int main(int argc, char** argv) {
   std::string all;
   for (int i = 1; i < argc; ++i) all += std::string(" ") + argv[i];
   const bool again = Record("starts", name, name + " " + std::to_string(::getpid()) + all + "\n");
-  ::signal(SIGTERM, Is("FAKE_DRAINS_FOREVER", name) ? SIG_IGN : [](int) { g_stop = 1; });
+  ::signal(
+      SIGTERM, Is("FAKE_DRAINS_FOREVER", name) ? SIG_IGN : [](int) { g_stop = 1; });
   std::fprintf(stderr, "%s says hello\n", name.c_str());
   if (Is("FAKE_DIES_AGAIN", name) && again) return 3;
   Event(R"({"event":"loading","phase":"weights","progress":0.42})");

@@ -78,7 +78,8 @@ TEST(InspectTest, HumanWordsAreData) {
 TEST(InspectTest, DamagedFilesAreExitOneAndNeverACrash) {
   const std::string good = ReadFileOrEmpty(WriteModel("good.gguf", {}));
   const std::string path = TempDir() + "/damaged.gguf";
-  for (const size_t size : {size_t{0}, size_t{3}, size_t{4}, size_t{23}, size_t{100}, good.size() / 2, good.size() - 1}) {
+  for (const size_t size :
+       {size_t{0}, size_t{3}, size_t{4}, size_t{23}, size_t{100}, good.size() / 2, good.size() - 1}) {
     WriteFile(path, good.substr(0, size));
     const Result r = RunBaton({"inspect", path, "--json"});
     EXPECT_EQ(r.exit_code, 1) << size;

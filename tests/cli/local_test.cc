@@ -90,8 +90,8 @@ TEST(LocalCompleteTest, PromptFromStdinEqualsArgument) {
 }
 
 TEST(LocalCompleteTest, SeveralChoicesAreAnArrayAndTheFirstIsTheOnlyOnes) {
-  const std::vector<std::string> one = {"Hello", "--seed", "3", "--max-tokens", "10", "--temperature", "1.3",
-                                        "--ignore-eos"};
+  const std::vector<std::string> one = {"Hello", "--seed",        "3",   "--max-tokens",
+                                        "10",    "--temperature", "1.3", "--ignore-eos"};
   std::vector<std::string> three = one;
   three.insert(three.end(), {"--n", "3"});
   const Json json = RunJson(three);
@@ -124,8 +124,8 @@ TEST(LocalCompleteTest, AStopStringCutsTheTextAndUsageCountsToTheMatch) {
 }
 
 TEST(LocalCompleteTest, TokenIdsAndLogprobs) {
-  const Json json = RunJson({"--token-ids", "72,101,108", "--max-tokens", "4", "--temperature", "0", "--logprobs", "2",
-                             "--ignore-eos"});
+  const Json json = RunJson(
+      {"--token-ids", "72,101,108", "--max-tokens", "4", "--temperature", "0", "--logprobs", "2", "--ignore-eos"});
   EXPECT_EQ(json["usage"]["prompt"], 3);
   ASSERT_EQ(json["logprobs"].size(), 4u);
   EXPECT_LE(json["logprobs"][0]["logprob"].get<double>(), 0);

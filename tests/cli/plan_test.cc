@@ -38,11 +38,11 @@ TEST(PlanTest, MemoryLedgerOfLlama405B) {
 TEST(PlanTest, RooflineOfLlama405B) {
   const Plan plan = ComputePlan(Llama405On8H100()).value();
   ASSERT_TRUE(plan.decode.has_value());
-  EXPECT_EQ(plan.decode->pass_ns, 15111940u);                  // 50.625 GB / 3.35 TB/s
-  EXPECT_EQ(plan.decode->one_user_milli_tokens_s, 66172u);     // its inverse
-  EXPECT_EQ(plan.decode->full_pass_ns, 17636034u);             // (405 + 67.65) GB / 26.8 TB/s
+  EXPECT_EQ(plan.decode->pass_ns, 15111940u);               // 50.625 GB / 3.35 TB/s
+  EXPECT_EQ(plan.decode->one_user_milli_tokens_s, 66172u);  // its inverse
+  EXPECT_EQ(plan.decode->full_pass_ns, 17636034u);          // (405 + 67.65) GB / 26.8 TB/s
   EXPECT_EQ(plan.decode->full_one_user_milli_tokens_s, 56702u);
-  EXPECT_EQ(plan.decode->all_users_pass_ns, 22684224u);        // (405 + 3 x 67.65) GB / 26.8 TB/s
+  EXPECT_EQ(plan.decode->all_users_pass_ns, 22684224u);  // (405 + 3 x 67.65) GB / 26.8 TB/s
   EXPECT_EQ(plan.decode->all_users_milli_tokens_s, 132250u);
   ASSERT_TRUE(plan.prefill.has_value());
   EXPECT_EQ(plan.prefill->flops_per_token, 810000000000u);
@@ -58,8 +58,9 @@ TEST(PlanTest, RooflineOfLlama405B) {
 
 TEST(PlanTest, PrintsTheFiguresOfTheChapter) {
   const std::string text = FormatPlan(ComputePlan(Llama405On8H100()).value(), {});
-  for (const char* figure : {"516,096 bytes", "68 GB", "640 GB", "405 GB", "235 GB", "50.6 GB", "about 15.1 ms",
-                             "66.2 tokens/s", "batch 296", "19,546 tokens/s", "405,853,388,800", "11.2 s", "3.35 TB/s"}) {
+  for (const char* figure :
+       {"516,096 bytes", "68 GB", "640 GB", "405 GB", "235 GB", "50.6 GB", "about 15.1 ms", "66.2 tokens/s",
+        "batch 296", "19,546 tokens/s", "405,853,388,800", "11.2 s", "3.35 TB/s"}) {
     EXPECT_NE(text.find(figure), std::string::npos) << figure << " missing in:\n" << text;
   }
   EXPECT_NE(text.find("conversations at once                      3 "), std::string::npos) << text;
@@ -175,7 +176,9 @@ TEST(HfConfigTest, Qwen3HasQkNorms) {
 TEST(HfConfigTest, Qwen2HasBiases) {
   const PlanModel model = ParseHfConfig(R"({"model_type":"qwen2","hidden_size":896,"num_hidden_layers":24,
     "num_attention_heads":14,"num_key_value_heads":2,"intermediate_size":4864,"vocab_size":151936,
-    "tie_word_embeddings":true,"max_position_embeddings":32768})", "config.json").value();
+    "tie_word_embeddings":true,"max_position_embeddings":32768})",
+                                        "config.json")
+                              .value();
   EXPECT_EQ(CountParameters(model.shape)->total, 494032768u);  // as published for Qwen2.5-0.5B
 }
 
@@ -191,7 +194,8 @@ TEST(HfConfigTest, BadFilesAreTypedErrors) {
   EXPECT_EQ(ParseHfConfig(R"({"kv_lora_rank":512})", "c").status().code(), absl::StatusCode::kUnimplemented);
   // Zero heads must not divide by zero.
   const auto zero = ParseHfConfig(R"({"hidden_size":8,"num_hidden_layers":1,"num_attention_heads":0,
-    "intermediate_size":8,"vocab_size":8})", "c");
+    "intermediate_size":8,"vocab_size":8})",
+                                  "c");
   ASSERT_TRUE(zero.ok());
   EXPECT_EQ(CountParameters(zero->shape).status().code(), absl::StatusCode::kInvalidArgument);
 }

@@ -30,8 +30,8 @@ TEST(QuantityTest, TokensAreBinaryThousands) {
 }
 
 TEST(QuantityTest, BadTextNamesTheFlagAndAnExample) {
-  for (const char* text : {"", "GB", "-1GB", "0", "0GB", "1e9", "80XB", "1.2.3GB", "99999999999999999999", "1.1234567890GB",
-                           "20000000000TB", "nan", "inf", "/s"}) {
+  for (const char* text : {"", "GB", "-1GB", "0", "0GB", "1e9", "80XB", "1.2.3GB", "99999999999999999999",
+                           "1.1234567890GB", "20000000000TB", "nan", "inf", "/s"}) {
     const absl::Status status = ParseBytes("--memory", text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_NE(status.message().find("--memory 80GB"), absl::string_view::npos) << status;

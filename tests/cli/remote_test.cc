@@ -1,13 +1,13 @@
-// `complete`, `chat` and `status` against a router of this test's own, which misbehaves on request. Runs the real binary.
+// `complete`, `chat` and `status` against a router of this test's own, which misbehaves on request. Runs the real
+// binary.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <atomic>
 #include <chrono>
-#include <thread>
-
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/status_print.h"
 #include "common/mutex.h"
@@ -185,12 +185,45 @@ TEST_F(RemoteTest, CompleteJson) {
 }
 
 TEST_F(RemoteTest, EverySamplingFlagReachesTheRouter) {
-  RunBaton(Args("complete",
-                {"Hi", "--temperature", "0.25", "--top-p", "0.5", "--top-k", "40", "--min-p", "0.125",
-                 "--repetition-penalty", "1.5", "--presence-penalty", "-1", "--frequency-penalty", "0.5", "--logit-bias",
-                 "5=-2", "--logit-bias", "6=3", "--seed", "18446744073709551615", "--max-tokens", "9", "--min-tokens",
-                 "2", "--ignore-eos", "--stop", "a b", "--stop", "c", "--stop-token-id", "8", "--logprobs", "3", "--n",
-                 "2", "--include-stop", "--request-id", "me-1"}));
+  RunBaton(Args("complete", {"Hi",
+                             "--temperature",
+                             "0.25",
+                             "--top-p",
+                             "0.5",
+                             "--top-k",
+                             "40",
+                             "--min-p",
+                             "0.125",
+                             "--repetition-penalty",
+                             "1.5",
+                             "--presence-penalty",
+                             "-1",
+                             "--frequency-penalty",
+                             "0.5",
+                             "--logit-bias",
+                             "5=-2",
+                             "--logit-bias",
+                             "6=3",
+                             "--seed",
+                             "18446744073709551615",
+                             "--max-tokens",
+                             "9",
+                             "--min-tokens",
+                             "2",
+                             "--ignore-eos",
+                             "--stop",
+                             "a b",
+                             "--stop",
+                             "c",
+                             "--stop-token-id",
+                             "8",
+                             "--logprobs",
+                             "3",
+                             "--n",
+                             "2",
+                             "--include-stop",
+                             "--request-id",
+                             "me-1"}));
   const v1::GenerateRequest request = inference_.last();
   const v1::SamplingParams& s = request.sampling();
   EXPECT_EQ(request.request_id(), "me-1");
@@ -256,9 +289,9 @@ TEST_F(RemoteTest, ATimeoutIsTheRequestsDeadline) {
 }
 
 TEST(NoRouterTest, EveryCommandSuggestsUp) {
-  for (const std::vector<std::string>& args :
-       {std::vector<std::string>{"complete", "--router", "127.0.0.1:1", "Hi"}, {"chat", "--router", "127.0.0.1:1"},
-        {"status", "--router", "127.0.0.1:1"}}) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{"complete", "--router", "127.0.0.1:1", "Hi"},
+                                               {"chat", "--router", "127.0.0.1:1"},
+                                               {"status", "--router", "127.0.0.1:1"}}) {
     const Result r = RunBaton(args);
     EXPECT_EQ(r.exit_code, 1) << args[0];
     EXPECT_EQ(r.out, "");
@@ -268,7 +301,8 @@ TEST(NoRouterTest, EveryCommandSuggestsUp) {
 }
 
 TEST_F(RemoteTest, ChatKeepsHistoryUntilReset) {
-  const Result r = RunBaton(Args("chat", {"--system", "be brief"}), "Hi\nagain\n/stats\n/reset\nnew\n/nonsense\n/help\n/quit\nnever\n");
+  const Result r = RunBaton(Args("chat", {"--system", "be brief"}),
+                            "Hi\nagain\n/stats\n/reset\nnew\n/nonsense\n/help\n/quit\nnever\n");
   EXPECT_EQ(r.exit_code, 0) << r.err;
   // Messages: system + user; then + assistant + user; after the reset system + user again.
   EXPECT_EQ(r.out, "Hello 2 world\nHello 4 world\nHello 2 world\n");

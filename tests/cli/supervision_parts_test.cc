@@ -30,8 +30,8 @@ TEST(RestartPolicyTest, OldDeathsAreForgotten) {
 }
 
 TEST(LoadingProgressTest, BarNeverWiderThanTheTerminal) {
-  const std::vector<ProcessProgress> processes = {{"router", "", 1, true}, {"prefill-0", "weights", 0.5, false},
-                                                  {"decode-0", "", 0, false}};
+  const std::vector<ProcessProgress> processes = {
+      {"router", "", 1, true}, {"prefill-0", "weights", 0.5, false}, {"decode-0", "", 0, false}};
   for (int columns = 2; columns < 200; ++columns) {
     EXPECT_LT(static_cast<int>(ProgressBar(processes, absl::Seconds(3), columns).size()), columns);
   }

@@ -9,10 +9,9 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
-
-#include <nlohmann/json.hpp>
 
 #include "tests/cli/run_baton.h"
 
@@ -38,8 +37,8 @@ class UpTest : public ::testing::Test {
   }
 
   void Start(const std::vector<std::string>& more_args = {}, const std::vector<std::string>& more_env = {}) {
-    std::vector<std::string> args = {"up", "--model", dir_ + "/model.gguf", "--bin-dir", dir_, "--listen", "127.0.0.1:0",
-                                     "--http", "127.0.0.1:0", "--json"};
+    std::vector<std::string> args = {"up",          "--model", dir_ + "/model.gguf", "--bin-dir", dir_, "--listen",
+                                     "127.0.0.1:0", "--http",  "127.0.0.1:0",        "--json"};
     args.insert(args.end(), more_args.begin(), more_args.end());
     std::vector<std::string> env = {"FAKE_DIR=" + dir_, "TMPDIR=" + dir_, "XDG_RUNTIME_DIR=" + dir_};
     env.insert(env.end(), more_env.begin(), more_env.end());
