@@ -178,6 +178,7 @@ int RunChat(const ChatFlags& flags, const Invocation& invocation) {
     // Nothing runs: the first is a slip, the second is meant.
     if (g == nullptr || again) ::_exit(kExitInterrupted);
     out.Note("\n(Ctrl-C again, or /quit, leaves)");
+    if (::isatty(STDIN_FILENO) == 1) out.Raw(out.Paint(Style::kBold, "> "));
   });
   const absl::StatusOr<absl::Duration> timeout = ParseTimeout(flags.timeout_s);
   if (!timeout.ok()) return out.Fail(timeout.status(), "baton chat --help", kExitUsage);
