@@ -7,11 +7,22 @@
 #include "absl/strings/str_join.h"
 #include "common/ids.h"
 #include "common/status.h"
+#include "router/wire.h"
 
 namespace baton::router {
 namespace {
 
-grpc::ServerUnaryReactor* Done(grpc::CallbackServerContext* context, const absl::Status& status) {
+// One unary call: bytes, request, `answer`, bytes.
+template <class Request, class Answer>
+grpc::ServerUnaryReactor* Unary(grpc::CallbackServerContext* context, const grpc::ByteBuffer* in, grpc::ByteBuffer* out,
+                                const Answer& answer) {
+  Request request;
+  absl::Status status = FromWire(*in, &request);
+  if (status.ok()) {
+    const auto response = answer(request);
+    status = response.status();
+    if (status.ok()) *out = ToWire(*response);
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(status));
   return reactor;
@@ -46,17 +57,23 @@ absl::StatusOr<AdmittedRequest> InferenceService::Prepare(const v1::GenerateRequ
   return admitted;
 }
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc::CallbackServerContext* context,
-                                                                           const v1::GenerateRequest* request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::CallbackServerContext* context,
+                                                                       const grpc::ByteBuffer* bytes) {
   ++requests_total_;
+  v1::GenerateRequest request;
+  const absl::Status parsed = FromWire(*bytes, &request);
   // An id that is not valid is not shown anywhere.
-  const bool usable = !request->request_id().empty() && request->request_id().size() <= kMaxRequestIdBytes &&
-                      std::all_of(request->request_id().begin(), request->request_id().end(),
-                                  [](char c) { return c >= 0x20 && c <= 0x7e; });
-  const std::string key = usable ? request->request_id() : NewRequestId();
+  const std::string& id = request.request_id();
+  const bool usable = parsed.ok() && !id.empty() && id.size() <= kMaxRequestIdBytes &&
+                      std::all_of(id.begin(), id.end(), [](char c) { return c >= 0x20 && c <= 0x7e; });
+  const std::string key = usable ? id : NewRequestId();
   const absl::Time deadline = std::min(rpc::DeadlineOf(*context), context_->clock->Now() + options_.default_deadline);
   const std::shared_ptr<RequestDriver> driver = RequestDriver::Create(context_, key, deadline);
   RequestDriver::Stream* stream = driver->stream();
+  if (!parsed.ok()) {
+    driver->Reject(parsed);
+    return stream;
+  }
   if (draining_) {
     driver->Reject(
         WithReason(WithRetryAfter(absl::UnavailableError("this router is draining; ask another one"), absl::Seconds(1)),
@@ -67,7 +84,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
     driver->Reject(std::move(status));
     return stream;
   }
-  absl::StatusOr<AdmittedRequest> admitted = Prepare(*request, key);
+  absl::StatusOr<AdmittedRequest> admitted = Prepare(request, key);
   if (admitted.ok()) {
     driver->Admit(*std::move(admitted));
   } else {
@@ -83,43 +100,41 @@ absl::Status InferenceService::CheckModel(const std::string& model) const {
                     "MODEL_NOT_FOUND");
 }
 
-grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
-                                                     const v1::TokenizeRequest* request,
-                                                     v1::TokenizeResponse* response) {
-  if (absl::Status status = CheckModel(request->model()); !status.ok()) return Done(context, status);
+absl::StatusOr<v1::TokenizeResponse> InferenceService::TokenizeOne(const v1::TokenizeRequest& request) const {
+  if (absl::Status status = CheckModel(request.model()); !status.ok()) return status;
   const ModelLimits limits = Limits();
   absl::StatusOr<std::vector<int32_t>> tokens = InvalidField("input", "none given; send text or chat");
-  if (request->has_chat()) {
+  if (request.has_chat()) {
     // The same judgement of roles, number and UTF-8 as for Generate.
     v1::GenerateRequest checked;
-    *checked.mutable_chat() = request->chat();
-    if (absl::Status status = ValidateGenerateRequest(checked, limits); !status.ok()) return Done(context, status);
-    tokens = text_->TokenizeChat(request->chat());
-  } else if (request->input_case() == v1::TokenizeRequest::kText) {
-    const bool add_special = !request->has_add_special_tokens() || request->add_special_tokens();
-    tokens = text_->TokenizeText(request->text(), add_special);
+    *checked.mutable_chat() = request.chat();
+    if (absl::Status status = ValidateGenerateRequest(checked, limits); !status.ok()) return status;
+    tokens = text_->TokenizeChat(request.chat());
+  } else if (request.input_case() == v1::TokenizeRequest::kText) {
+    const bool add_special = !request.has_add_special_tokens() || request.add_special_tokens();
+    tokens = text_->TokenizeText(request.text(), add_special);
   }
-  if (!tokens.ok()) return Done(context, tokens.status());
-  response->mutable_token_ids()->Assign(tokens->begin(), tokens->end());
-  response->set_max_context(static_cast<uint32_t>(limits.max_context));
-  return Done(context, absl::OkStatus());
+  if (!tokens.ok()) return tokens.status();
+  v1::TokenizeResponse response;
+  response.mutable_token_ids()->Assign(tokens->begin(), tokens->end());
+  response.set_max_context(static_cast<uint32_t>(limits.max_context));
+  return response;
 }
 
-grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
-                                                       const v1::DetokenizeRequest* request,
-                                                       v1::DetokenizeResponse* response) {
-  absl::Status status = CheckModel(request->model());
-  if (status.ok()) status = ValidateTokenIds(request->token_ids(), "token_ids", text_->limits());
-  if (!status.ok()) return Done(context, status);
-  absl::StatusOr<std::string> text = text_->Detokenize({request->token_ids().begin(), request->token_ids().end()});
-  if (!text.ok()) return Done(context, text.status());
-  response->set_text(*std::move(text));
-  return Done(context, absl::OkStatus());
+absl::StatusOr<v1::DetokenizeResponse> InferenceService::DetokenizeOne(const v1::DetokenizeRequest& request) const {
+  absl::Status status = CheckModel(request.model());
+  if (status.ok()) status = ValidateTokenIds(request.token_ids(), "token_ids", text_->limits());
+  if (!status.ok()) return status;
+  absl::StatusOr<std::string> text = text_->Detokenize({request.token_ids().begin(), request.token_ids().end()});
+  if (!text.ok()) return text.status();
+  v1::DetokenizeResponse response;
+  response.set_text(*std::move(text));
+  return response;
 }
 
-grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
-                                                       const v1::ListModelsRequest*, v1::ListModelsResponse* response) {
-  v1::Model* model = response->add_models();
+absl::StatusOr<v1::ListModelsResponse> InferenceService::ListAll(const v1::ListModelsRequest&) const {
+  v1::ListModelsResponse response;
+  v1::Model* model = response.add_models();
   model->set_name(text_->model_name());
   model->set_architecture(text_->architecture());
   const ModelLimits limits = Limits();
@@ -131,7 +146,22 @@ grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerConte
   const std::string& weights = status.fingerprint().weights();
   model->set_fingerprint(weights.empty() ? absl::StrCat("tokenizer-", text_->tokenizer_fingerprint().substr(0, 12))
                                          : weights.substr(0, 12));
-  return Done(context, absl::OkStatus());
+  return response;
+}
+
+grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
+                                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  return Unary<v1::TokenizeRequest>(context, request, response, [this](const auto& r) { return TokenizeOne(r); });
+}
+
+grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  return Unary<v1::DetokenizeRequest>(context, request, response, [this](const auto& r) { return DetokenizeOne(r); });
+}
+
+grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  return Unary<v1::ListModelsRequest>(context, request, response, [this](const auto& r) { return ListAll(r); });
 }
 
 }  // namespace baton::router

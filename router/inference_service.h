@@ -14,8 +14,13 @@ struct InferenceOptions {
   absl::Duration default_deadline = absl::Minutes(10);  // of a request that has none
 };
 
+// The service with methods that get bytes: see wire.h.
+using RawInference = v1::Inference::WithRawCallbackMethod_Generate<
+    v1::Inference::WithRawCallbackMethod_Tokenize<v1::Inference::WithRawCallbackMethod_Detokenize<
+        v1::Inference::WithRawCallbackMethod_ListModels<v1::Inference::Service>>>>;
+
 // Thread-safe. Nothing is owned; all outlives the service and its requests.
-class InferenceService final : public v1::Inference::CallbackService {
+class InferenceService final : public RawInference {
  public:
   InferenceService(const InferenceOptions& options, const ModelText* text, ClusterView* view,
                    const DriverContext* context)
@@ -24,14 +29,14 @@ class InferenceService final : public v1::Inference::CallbackService {
   // From now on Generate is refused with UNAVAILABLE.
   void Drain() { draining_ = true; }
 
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
-                                                           const v1::GenerateRequest* request) override;
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
-                                     v1::TokenizeResponse* response) override;
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
-                                       v1::DetokenizeResponse* response) override;
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
-                                       v1::ListModelsResponse* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
 
   uint64_t requests_total() const { return requests_total_; }
 
@@ -41,6 +46,9 @@ class InferenceService final : public v1::Inference::CallbackService {
   // The router's limits and the workers', whichever is smaller.
   ModelLimits Limits() const;
   absl::Status CheckModel(const std::string& model) const;
+  absl::StatusOr<v1::TokenizeResponse> TokenizeOne(const v1::TokenizeRequest& request) const;
+  absl::StatusOr<v1::DetokenizeResponse> DetokenizeOne(const v1::DetokenizeRequest& request) const;
+  absl::StatusOr<v1::ListModelsResponse> ListAll(const v1::ListModelsRequest& request) const;
 
   const InferenceOptions options_;
   const ModelText* const text_;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/logging.h"
+#include "router/wire.h"
 
 namespace baton::router {
 
@@ -219,7 +220,7 @@ void RequestDriver::Execute(Wait& command) {
   });
 }
 
-void RequestDriver::Execute(Send& command) { stream_->Push(std::move(command.response)); }
+void RequestDriver::Execute(Send& command) { stream_->Push(ToWire(command.response)); }
 
 void RequestDriver::Execute(Finish& command) {
   prefill_hold_ = {};

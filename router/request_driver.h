@@ -41,7 +41,7 @@ struct DriverContext {
 // Thread contract: thread-safe.
 class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
  public:
-  using Stream = rpc::StreamWriter<v1::GenerateResponse>;
+  using Stream = rpc::StreamWriter<grpc::ByteBuffer>;  // of v1::GenerateResponse: see wire.h
 
   // `key` names the request in the table and in logs.
   static std::shared_ptr<RequestDriver> Create(const DriverContext* context, std::string key, absl::Time deadline);

@@ -1,8 +1,11 @@
 // Requests through a real router over real gRPC, with scripted workers.
+#include <grpcpp/impl/client_unary_call.h>
+
 #include <algorithm>
 #include <limits>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "tests/router/router_fixture.h"
 
@@ -318,6 +321,30 @@ TEST_F(GenerateTest, BadRequestsGetTypedErrorsAndReachNoWorker) {
   }
   EXPECT_EQ(p0->calls(), 0);
   EXPECT_TRUE(Generate(Prompt()).status.ok()) << "the router lives";
+}
+
+// gRPC by itself answers such bytes with UNIMPLEMENTED and an empty message.
+TEST_F(GenerateTest, TextThatIsNotUtf8IsToldSoByName) {
+  const std::pair<const char*, std::string> calls[] = {
+      {"/baton.v1.Inference/Generate",
+       "\x1a\x03\xff\xfe"
+       "A"},  // field 3, prompt
+      {"/baton.v1.Inference/Tokenize",
+       "\x12\x03\xff\xfe"
+       "A"},                                         // field 2, text
+      {"/baton.v1.Inference/Generate", "\xff\xff"},  // no message at all
+  };
+  for (const auto& [method, bytes] : calls) {
+    grpc::Slice slice(bytes);
+    grpc::ByteBuffer in(&slice, 1), out;
+    grpc::ClientContext context;
+    // All are made as unary calls: a status is all that comes.
+    const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::NORMAL_RPC);
+    grpc::internal::BlockingUnaryCallImpl<grpc::ByteBuffer, grpc::ByteBuffer> call(channel_.get(), rpc, &context, in,
+                                                                                   &out);
+    EXPECT_EQ(call.status().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_THAT(call.status().error_message(), HasSubstr("not valid UTF-8")) << method;
+  }
 }
 
 TEST_F(GenerateTest, WithoutWorkersTheAnswerSaysWhichAreMissing) {
