@@ -35,20 +35,20 @@ void ThreadPool::RunJob(int num_tasks, TaskFn fn, const void* context) {
   ++job_;
   fn_.store(fn, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
-  remaining_.store(num_tasks, std::memory_order_relaxed);
+  counters_->remaining.store(num_tasks, std::memory_order_relaxed);
   for (int thread = num_threads_ - 1; thread >= 0; --thread) {
     const uint32_t begin = static_cast<uint32_t>(int64_t{num_tasks} * thread / num_threads_);
     const uint32_t end = static_cast<uint32_t>(int64_t{num_tasks} * (thread + 1) / num_threads_);
-    // Publishes fn_, context_ and remaining_. Sequentially consistent with the sleepers' count: either we see a sleeper
+    // Publishes fn_, context_ and remaining. Sequentially consistent with the sleepers' count: either we see a sleeper
     // or it sees the job.
     shares_[thread].word.store(PackShare(job_, begin, end), std::memory_order_seq_cst);
   }
-  if (num_sleeping_.load(std::memory_order_seq_cst) > 0) {
+  if (counters_->num_sleeping.load(std::memory_order_seq_cst) > 0) {
     MutexLock lock(&mu_);
     wake_.SignalAll();
   }
   Work(0);
-  for (int spins = 0; remaining_.load(std::memory_order_acquire) != 0; ++spins) {
+  for (int spins = 0; counters_->remaining.load(std::memory_order_acquire) != 0; ++spins) {
     if (spins < kSpins) {
       _mm_pause();
     } else {
@@ -70,7 +70,7 @@ bool ThreadPool::ClaimAndRun(int victim, int thread) {
     const uint64_t claimed = own ? PackShare(JobOf(share), next + 1, end) : PackShare(JobOf(share), next, end - 1);
     if (!word.compare_exchange_weak(share, claimed, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
     fn(context, static_cast<int>(own ? next : end - 1), thread);
-    remaining_.fetch_sub(1, std::memory_order_acq_rel);
+    counters_->remaining.fetch_sub(1, std::memory_order_acq_rel);
     return true;
   }
 }
@@ -95,9 +95,9 @@ bool ThreadPool::WaitForJob(int thread, uint32_t last_job) {
     }
   }
   MutexLock lock(&mu_);
-  num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
+  counters_->num_sleeping.fetch_add(1, std::memory_order_seq_cst);
   while (!has_job(std::memory_order_seq_cst) && !stop_.load()) wake_.Wait(&mu_);
-  num_sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+  counters_->num_sleeping.fetch_sub(1, std::memory_order_seq_cst);
   return has_job(std::memory_order_acquire);
 }
 

@@ -66,8 +66,13 @@ class ThreadPool {
   uint32_t job_ = 0;  // the caller's
   std::atomic<TaskFn> fn_{nullptr};
   std::atomic<const void*> context_{nullptr};
-  alignas(64) std::atomic<int> remaining_{0};  // tasks of the current job that are not done
-  alignas(64) std::atomic<int> num_sleeping_{0};
+  // On the heap, so that the pool itself has ordinary alignment (gcc 12's address sanitizer misplaces others on
+  // stacks).
+  struct Counters {
+    alignas(64) std::atomic<int> remaining{0};  // tasks of the current job that are not done
+    alignas(64) std::atomic<int> num_sleeping{0};
+  };
+  const std::unique_ptr<Counters> counters_ = std::make_unique<Counters>();
   std::atomic<bool> stop_{false};
   Mutex mu_;
   CondVar wake_;
