@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <string>
+#include <thread>
 #include <vector>
 
 namespace baton::router {
@@ -246,6 +249,37 @@ TEST_F(ClusterViewTest, LoadAndSuspicionReachTheSnapshot) {
   EXPECT_EQ(shown.workers(0).heartbeat_age_ms(), 42u);
   EXPECT_EQ(shown.workers(0).state(), "ready");
   EXPECT_EQ(shown.fingerprint().weights(), "w");
+}
+
+// For thread sanitizer: what gRPC's threads, the ticker and placements do at the same time.
+TEST(ClusterViewThreadsTest, OneViewServesManyThreads) {
+  SimulatedClock clock;
+  std::atomic<int> gone{0};
+  ClusterView view({.worker_timeout = absl::Milliseconds(50), .max_workers = 8}, &clock,
+                   [&](const WorkerId&, const std::string&) { ++gone; });
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      const std::string name = "w" + std::to_string(t);
+      const std::string role = t % 2 == 0 ? "prefill" : "decode";
+      for (int i = 0; i < 300; ++i) {
+        const std::string incarnation = std::to_string(i / 10);
+        EXPECT_TRUE(view.Register(Info(name, role, incarnation)).ok());
+        view.AddInFlight({name, incarnation}, 5);
+        (void)view.Heartbeat(Beat(name, incarnation));
+        EXPECT_LE(view.Snapshot().size(), 4u);
+        view.ReportFailure({name, incarnation});
+        view.RemoveInFlight({name, incarnation}, 5);
+        clock.Advance(absl::Milliseconds(1));
+        view.ExpireSilent();
+        v1::ClusterStatus status;
+        view.FillStatus(&status);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GE(gone, 4 * 29) << "each new incarnation fences the one before";
+  for (const WorkerSnapshot& worker : view.Snapshot()) EXPECT_EQ(worker.in_flight, 0u);
 }
 
 }  // namespace
