@@ -19,6 +19,7 @@ int Fail(const absl::Status& status, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  baton::ReserveStdout();
   baton::ShutdownSignals signals;  // before any other thread
   const absl::StatusOr<baton::LoadedConfig> loaded = baton::LoadConfig(baton::ProcessRole::kRouter, argc, argv);
   if (!loaded.ok()) return Fail(loaded.status(), 2);
