@@ -28,9 +28,14 @@ void UcxClientImpl::Connect(Job* job) {
     return;
   }
   job->conn = (*conn)->id;
-  // UCX may fail a message that was queued while it connected and yet keep the connection.
-  Send((*conn)->ep, static_cast<unsigned>(UcxMessage::kFetch), EncodeFetch(), job->ticket.SerializeAsString(), nullptr,
-       0, UCP_AM_SEND_FLAG_EAGER, [this, id = (*conn)->id](ucs_status_t status) {
+  job->sent = false;
+  if ((*conn)->ready) SendFetch(*conn, job);
+}
+
+void UcxClientImpl::SendFetch(Conn* conn, Job* job) {
+  job->sent = true;
+  Send(conn->ep, static_cast<unsigned>(UcxMessage::kFetch), EncodeFetch(), job->ticket.SerializeAsString(), nullptr, 0,
+       UCP_AM_SEND_FLAG_EAGER, [this, id = conn->id](ucs_status_t status) {
          Conn* c = FindConn(id);
          if (status != UCS_OK && c != nullptr && !c->closing) LoseConn(c, UcxError("sending the fetch", status));
        });
@@ -66,6 +71,18 @@ absl::StatusOr<UcxClientImpl::Conn*> UcxClientImpl::OpenConn(const v1::Endpoint&
   by_ep_[conn->ep] = conn->id;
   by_peer_[peer] = conn->id;
   conns_[conn->id] = std::move(conn);
+  // UCX 1.13.1 chooses how to send a message before it knows the lanes of a connection that is still being made; one that
+  // is queued meanwhile can turn out too long for its lane and fail although its neighbours get through. So nothing is
+  // queued in UCX: fetches wait here until a flush says that the connection is made.
+  Flush(result->ep, [this, id = result->id](ucs_status_t flushed) {
+    Conn* c = FindConn(id);
+    if (c == nullptr || c->closing) return;
+    if (flushed != UCS_OK) return LoseConn(c, UcxError(absl::StrCat("connecting to ", c->peer.first), flushed));
+    c->ready = true;
+    for (auto& [job_id, job] : jobs_) {
+      if (job.conn == id && !job.sent && !job.over) SendFetch(c, &job);
+    }
+  });
   return result;
 }
 

@@ -44,6 +44,7 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
     ConnId id;
     Peer peer;
     ucp_ep_h ep = nullptr;
+    bool ready = false;        // connected: messages may be sent
     bool established = false;  // the peer has answered something
     bool closing = false;
     std::string detail;
@@ -56,7 +57,8 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
     absl::Time deadline;
     absl::Time started;
     FetchCallback done;
-    ConnId conn = 0;  // 0: waiting to connect (again)
+    ConnId conn = 0;    // 0: waiting to connect (again)
+    bool sent = false;  // on that connection
     int attempts = 0;
     absl::Time retry_at = absl::InfiniteFuture();
     std::vector<Block> blocks;
@@ -94,6 +96,7 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
   void Begin(Job job);
   absl::StatusOr<UcxAddress> Reachable(const v1::Endpoint& endpoint) const;
   void Connect(Job* job);
+  void SendFetch(Conn* conn, Job* job);
   absl::StatusOr<Conn*> OpenConn(const v1::Endpoint& endpoint);
   void FenceOlderIncarnations(const Peer& peer);
   Conn* FindConn(ConnId id);

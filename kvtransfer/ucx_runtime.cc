@@ -277,6 +277,21 @@ void UcxLoop::Send(ucp_ep_h ep, unsigned id, std::string header, std::string own
   }
 }
 
+void UcxLoop::Flush(ucp_ep_h ep, SendDone done) {
+  auto* op = new SendOp{this, "", "", std::move(done)};
+  sends_.insert(op);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = &UcxLoop::OnSent;
+  param.user_data = op;
+  const ucs_status_ptr_t request = ucp_ep_flush_nbx(ep, &param);
+  if (request == nullptr) {
+    OnSent(nullptr, UCS_OK, op);
+  } else if (UCS_PTR_IS_ERR(request)) {
+    OnSent(nullptr, UCS_PTR_STATUS(request), op);
+  }
+}
+
 void UcxLoop::OnSent(void* request, ucs_status_t status, void* user_data) {
   auto* op = static_cast<SendOp*>(user_data);
   op->loop->sends_.erase(op);

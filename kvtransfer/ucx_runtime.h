@@ -71,6 +71,8 @@ class UcxLoop {
   // data null, `owned` is the payload.
   void Send(ucp_ep_h ep, unsigned id, std::string header, std::string owned, const void* data, size_t size,
             uint32_t flags, SendDone done);
+  // `done` (deferred, exactly once) when the connection is made and everything sent on it so far has left.
+  void Flush(ucp_ep_h ep, SendDone done);
   // Cuts the connection; every pending operation on it has ended when `closed` (deferred) runs.
   void CloseEndpoint(ucp_ep_h ep, Task closed);
   // The transports an endpoint uses, such as "sysv/cma".

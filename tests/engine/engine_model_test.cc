@@ -52,12 +52,12 @@ TEST(EngineModelTest, TogetherEqualsAloneTokenForToken) {
   std::vector<Request> requests;
   std::vector<Answer> alone;
   for (int i = 0; i < 8; ++i) {
-    requests.push_back(RandomRequest(rng, "r" + std::to_string(i), kVocab, 48, 12, 2));
+    requests.push_back(RandomRequest(rng, "r" + std::to_string(i), kVocab, 48, 40, 2));
     alone.push_back(Alone(runner, requests.back()));
   }
 
-  // 60 positions take 4 blocks of 16; 6 blocks for eight requests preempt, and chunks of 20 rows split prompts.
-  ModelEngine together(runner, 6, 20, true);
+  // 88 positions take 6 blocks of 16; 7 blocks for eight requests preempt, and chunks of 20 rows split prompts.
+  ModelEngine together(runner, 7, 20, true);
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (const Request& request : requests) {
     sinks.push_back(std::make_shared<RecordingSink>());

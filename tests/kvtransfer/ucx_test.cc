@@ -180,6 +180,28 @@ TEST_F(UcxTest, SixteenConcurrentFetchesLeaveBothLedgersClean) {
   }
 }
 
+// Messages queued while a connection was being made could fail one by one ("Invalid am_short_iov length"), which then cost
+// the tickets of those that had got through.
+TEST_F(UcxTest, FetchesQueuedWhileConnectingAllArrive) {
+  for (int round = 0; round < 10; ++round) {
+    client_->Shutdown();
+    StartClient({});
+    std::vector<v1::Ticket> tickets;
+    for (int i = 0; i < 12; ++i) tickets.push_back(peer_->Export(absl::StrCat("r", round, "-", i), 1, 5, i));
+    std::vector<Outcome> outcomes(12);
+    for (int i = 0; i < 12; ++i) {
+      client_->Fetch(tickets[i], *pool_->AllocateLease(5), Soon(), outcomes[i].Callback());
+    }
+    for (int i = 0; i < 12; ++i) {
+      auto stats = outcomes[i].Wait();
+      ASSERT_TRUE(stats.ok()) << round << " " << i << ": " << stats.status();
+      EXPECT_TRUE(testing::HoldsFill(outcomes[i].destination(), 5, i));
+    }
+    EXPECT_EQ(client_->counters().connects, 1u);
+    EXPECT_TRUE(Eventually([&] { return peer_->GetState().AllFree(); }));
+  }
+}
+
 TEST_F(UcxTest, CancelEndsAFetchOnceAndFreesBothSides) {
   for (int i = 0; i < 20; ++i) {
     Outcome outcome;
