@@ -229,8 +229,9 @@ void RequestDriver::Execute(Finish& command) {
   wait_alarm_.Cancel();
   context_->metrics->Ended(command.status, lifecycle_.stats(), emit_);
   LogEnd(command.status);
-  stream_->Finish(std::move(command.status));
+  // First, so that a client that knows its request is over may use the id again.
   context_->table->End(key_, this);
+  stream_->Finish(std::move(command.status));
 }
 
 void RequestDriver::LogEnd(const absl::Status& status) {

@@ -358,6 +358,8 @@ void RequestLifecycle::Abort(absl::Status status) {
   const bool ticket_comes = state_ == State::kPrefilling && AllHaveFirst() && !AllFinished();
   if (!ticket_comes) Emit(CancelPrefill{});
   Emit(CancelDecode{});
+  // A ticket may be on its way already, and the cancel throws it away unread; the worker does not learn of that.
+  if (state_ == State::kPrefilling && !ticket_comes && request_.sampling.max_tokens() > 1) GiveBackUnseen();
   ReleaseOwned();
   End(std::move(status));
 }
@@ -373,6 +375,14 @@ void RequestLifecycle::GiveBack(const WorkerRef& worker, const v1::Ticket& ticke
   release.worker = worker;
   release.request.set_transfer_id_high(ticket.transfer_id_high());
   release.request.set_transfer_id_low(ticket.transfer_id_low());
+  Emit(std::move(release));
+}
+
+void RequestLifecycle::GiveBackUnseen() {
+  ReleaseTicket release;
+  release.worker = prefill_;
+  release.request.set_request_id(request_.request_id);
+  release.request.set_epoch(epoch_);
   Emit(std::move(release));
 }
 

@@ -143,6 +143,7 @@ class RequestLifecycle {
   void Abort(absl::Status status);
   void End(absl::Status status);
   void GiveBack(const WorkerRef& worker, const v1::Ticket& ticket);
+  void GiveBackUnseen();
   void ReleaseOwned();
   bool AllFinished() const;
   bool AllHaveFirst() const;  // from this attempt

@@ -2,6 +2,7 @@
 #include <grpcpp/impl/client_unary_call.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <thread>
 #include <tuple>
@@ -236,11 +237,14 @@ TEST_F(GenerateTest, AClientThatLeavesFreesBothSidesAtEveryPhase) {
     ScriptedWorker* p = AddWorker("p0", "prefill", script);
     ScriptedWorker* d = AddWorker("d0", "decode", script);
     grpc::ClientContext context;
+    std::atomic<bool> has_token{pause == Pause::kBeforeFirstToken};
     std::thread leaver([&] {
-      Eventually([&] { return p->paused() + d->paused() == 1; });
+      Eventually([&] { return p->paused() + d->paused() == 1 && has_token; });
       context.TryCancel();
     });
-    const Answer answer = Generate(Prompt(), absl::Seconds(30), nullptr, &context);
+    const Answer answer = Generate(
+        Prompt(), absl::Seconds(30), [&](const v1::GenerateResponse& r) { has_token = has_token || r.has_token(); },
+        &context);
     leaver.join();
     EXPECT_EQ(answer.status.code(), absl::StatusCode::kCancelled);
     EXPECT_TRUE(Eventually([&] { return router_->requests_in_flight() == 0; }));

@@ -76,6 +76,7 @@ class LifecycleTest : public ::testing::Test {
       std::string operator()(const CancelPrefill&) { return "cancel prefill"; }
       std::string operator()(const CancelDecode&) { return "cancel decode"; }
       std::string operator()(const ReleaseTicket& c) {
+        if (!c.request.request_id().empty()) return absl::StrCat("release ", c.worker.id.name, " unseen");
         return absl::StrCat("release ", c.worker.id.name, " ", c.request.transfer_id_low());
       }
       std::string operator()(const Wait& c) { return absl::StrCat("wait ", absl::ToInt64Milliseconds(c.delay)); }
