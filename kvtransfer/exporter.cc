@@ -202,6 +202,19 @@ bool Exporter::Release(TransferId id) {
   return true;
 }
 
+bool Exporter::ReleaseRequest(absl::string_view request_id, uint32_t epoch) {
+  kvcache::BlockLease freed;
+  MutexLock lock(&mu_);
+  auto named = by_request_.find(std::string(request_id));
+  if (named == by_request_.end()) return false;
+  auto it = exports_.find(named->second);
+  if (it == exports_.end() || it->second->ticket.epoch() > epoch || !Apply(it, TransferEvent::kRelease, &freed)) {
+    return false;
+  }
+  ++counters_.released;
+  return true;
+}
+
 size_t Exporter::ReapExpired(absl::Time now) {
   std::vector<kvcache::BlockLease> freed;
   MutexLock lock(&mu_);

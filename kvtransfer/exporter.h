@@ -98,6 +98,8 @@ class Exporter {
 
   // Idempotent. True when it was held and is now free or will be once its reader stops.
   bool Release(TransferId id);
+  // The same for what is exported for `request_id` at `epoch` or before: its ticket may have been lost on the way.
+  bool ReleaseRequest(absl::string_view request_id, uint32_t epoch);
   // Ends what is due at `now`; returns how many.
   size_t ReapExpired(absl::Time now);
   // Releases every export; drain's last step. Returns how many.

@@ -222,7 +222,10 @@ grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(grpc::Callba
 grpc::ServerUnaryReactor* PrefillService::ReleaseTicket(grpc::CallbackServerContext* context,
                                                         const v1::ReleaseTicketRequest* request,
                                                         v1::ReleaseTicketResponse* response) {
-  response->set_released(options_.exporter->Release({request->transfer_id_high(), request->transfer_id_low()}));
+  response->set_released(
+      request->request_id().empty()
+          ? options_.exporter->Release({request->transfer_id_high(), request->transfer_id_low()})
+          : options_.exporter->ReleaseRequest(request->request_id(), request->epoch()));
   auto* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

@@ -16,13 +16,17 @@ TEST(AccountingTest, LedgersBalanceAfterRandomCancels) {
   const char* count = getenv("BATON_E2E_REQUESTS");
   const int num_requests = count != nullptr ? atoi(count) : 200;
   // A pool so small that requests wait for room, are preempted and evict cached blocks.
-  auto cluster = Cluster::Start({.model = SmolLm2(), .prefill = 2, .decode = 2, .flags = {"--kv-memory-mib=24"}});
+  const ModelUnderTest model = ChooseModel();
+  auto cluster = Cluster::Start({.model = model.path,
+                                 .prefill = 2,
+                                 .decode = 2,
+                                 .flags = {model.tiny ? "--kv-memory-mib=1" : "--kv-memory-mib=24"}});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   std::atomic<int> next = 0, cancelled = 0, completed = 0, other = 0;
   auto client = [&] {
     for (int i; (i = next++) < num_requests;) {
       v1::GenerateRequest request = RandomRequest(
-          5000 + i, {.vocab_size = 49152, .max_prompt_tokens = 40, .max_output_tokens = 12, .max_n = 2});
+          5000 + i, {.vocab_size = model.vocab_size, .max_prompt_tokens = 40, .max_output_tokens = 12, .max_n = 2});
       std::mt19937_64 rng(i);
       const bool cancel = rng() % 3 == 0;
       // Before anything came back, at some event, or by a deadline in the middle of whatever phase it hits.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "tests/fakes/tiny_gguf.h"
 
 namespace baton::e2e {
 namespace {
@@ -195,6 +196,17 @@ std::string ModelPath(const std::string& file) {
     abort();
   }
   return path;
+}
+
+ModelUnderTest ChooseModel() {
+  if (getenv("BATON_E2E_TINY") == nullptr) return {SmolLm2(), 49152, false};
+  const char* tmp = getenv("TEST_TMPDIR");
+  const std::string path = absl::StrCat(tmp != nullptr ? tmp : "/tmp", "/tiny.gguf");
+  if (absl::Status s = fakes::WriteTinyGguf({}, path); !s.ok()) {
+    fprintf(stderr, "%s\n", s.ToString().c_str());
+    abort();
+  }
+  return {path, 280, true};
 }
 
 }  // namespace baton::e2e

@@ -91,6 +91,15 @@ class Cluster {
 std::string ModelPath(const std::string& file);
 inline std::string SmolLm2() { return ModelPath("SmolLM2-135M-Instruct.Q4_1.gguf"); }
 
+// The model of tests that need no sense in the answers: the packaged one, or, with BATON_E2E_TINY set, a tiny random one
+// (what the thread sanitizer's run uses: there the packaged model takes minutes a request).
+struct ModelUnderTest {
+  std::string path;
+  int vocab_size;
+  bool tiny;
+};
+ModelUnderTest ChooseModel();
+
 }  // namespace baton::e2e
 
 #endif  // BATON_TESTS_E2E_CLUSTER_H_

@@ -61,9 +61,9 @@ class CollectingSink : public engine::RequestSink {
 // One process, one request at a time, no prefix cache: nothing can leak from one request into another.
 class Oracle {
  public:
-  Oracle() {
+  explicit Oracle(const std::string& model_path) {
     auto config = LoadConfig(ProcessRole::kWorker,
-                             {"--model=" + SmolLm2(), "--kv-memory-mib=256", "--threads=2", "--prefix-cache=false"}, {});
+                             {"--model=" + model_path, "--kv-memory-mib=256", "--threads=2", "--prefix-cache=false"}, {});
     if (!config.ok()) ADD_FAILURE() << config.status();
     auto model = engine::LoadedModel::Load(config->config, {});
     if (!model.ok()) ADD_FAILURE() << model.status();
@@ -87,10 +87,11 @@ class Oracle {
 TEST(ExactnessTest, ClusterEqualsOneProcessTokenForToken) {
   const char* count = getenv("BATON_E2E_REQUESTS");
   const int num_requests = count != nullptr ? atoi(count) : 60;
-  const RequestShape shape{.vocab_size = 49152, .max_prompt_tokens = 300, .max_output_tokens = 24, .max_n = 4};
+  const ModelUnderTest model = ChooseModel();
+  const RequestShape shape{.vocab_size = model.vocab_size, .max_prompt_tokens = 300, .max_output_tokens = 24, .max_n = 4};
   std::vector<Generation> got(num_requests);
   {
-    auto cluster = Cluster::Start({.model = SmolLm2(), .prefill = 2, .decode = 2, .flags = {"--kv-memory-mib=64"}});
+    auto cluster = Cluster::Start({.model = model.path, .prefill = 2, .decode = 2, .flags = {"--kv-memory-mib=64"}});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     std::atomic<int> next = 0;
     auto client = [&] {
@@ -104,7 +105,7 @@ TEST(ExactnessTest, ClusterEqualsOneProcessTokenForToken) {
     const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
     EXPECT_TRUE(quiet.ok()) << quiet;
   }
-  Oracle oracle;
+  Oracle oracle(model.path);
   int handed_over = 0;
   for (int i = 0; i < num_requests; ++i) {
     SCOPED_TRACE(absl::StrCat("seed ", kFirstSeed + i));

@@ -154,7 +154,7 @@ class ScriptedWorker::PrefillService final : public v1::PrefillWorker::CallbackS
 
   grpc::ServerUnaryReactor* ReleaseTicket(grpc::CallbackServerContext* context, const v1::ReleaseTicketRequest* request,
                                           v1::ReleaseTicketResponse* response) override {
-    response->set_released(state_->book->Release(request->transfer_id_low()));
+    response->set_released(request->request_id().empty() && state_->book->Release(request->transfer_id_low()));
     auto* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;

@@ -123,6 +123,16 @@ TEST_F(ExporterTest, ReleaseIsIdempotent) {
   EXPECT_TRUE(absl::IsAborted(exporter_.ClaimTicket(ticket).status()));
 }
 
+// A prefill that was cancelled just when its ticket was on the way kept the blocks until the lease ended.
+TEST_F(ExporterTest, ATicketThatWasLostOnTheWayIsReleasedByItsRequest) {
+  const v1::Ticket ticket = *Export();
+  EXPECT_FALSE(exporter_.ReleaseRequest("another", ticket.epoch()));
+  EXPECT_FALSE(exporter_.ReleaseRequest(ticket.request_id(), ticket.epoch() - 1)) << "a later attempt's";
+  EXPECT_TRUE(exporter_.ReleaseRequest(ticket.request_id(), ticket.epoch()));
+  ExpectAllFree(*pool_);
+  EXPECT_FALSE(exporter_.ReleaseRequest(ticket.request_id(), ticket.epoch()));
+}
+
 TEST_F(ExporterTest, ExpiryFreesWhatNobodyReads) {
   const v1::Ticket ticket = *Export();
   clock_.Advance(absl::Seconds(30) - absl::Milliseconds(1));
