@@ -14,6 +14,11 @@ prometheus::Histogram* Station(Metrics* metrics, const char* name) {
   return &metrics->Histogram("baton_station_seconds", kStationHelp, LatencyBuckets(), {{"station", name}});
 }
 
+prometheus::Counter& Refusals(Metrics* metrics, absl::StatusCode code) {
+  return metrics->Counter("baton_refusals_total", "Requests that ended with an error, by status code",
+                          {{"code", RuleFor(code).name}});
+}
+
 void Observe(prometheus::Histogram* histogram, absl::Duration d) {
   histogram->Observe(absl::ToDoubleSeconds(std::max(d, absl::ZeroDuration())));
 }
@@ -30,7 +35,9 @@ EngineMetrics::EngineMetrics(Metrics* metrics)
       rows_(&metrics->Counter("baton_rows_total", "Token positions computed")),
       steps_(&metrics->Counter("baton_steps_total", "Forward passes")),
       tokens_(&metrics->Counter("baton_tokens_total", "Tokens sampled")),
-      requests_(&metrics->Counter("baton_requests_total", "Requests received")) {}
+      requests_(&metrics->Counter("baton_requests_total", "Requests received")) {
+  Refusals(metrics, absl::StatusCode::kResourceExhausted);  // there before the first, so that a rate sees it
+}
 
 void EngineMetrics::OnForward(const ForwardTiming& timing) {
   Observe(timing.has_prefill ? prefill_ : logits_, timing.duration);
@@ -49,12 +56,7 @@ absl::Time EngineMetrics::OnSampled() {
 void EngineMetrics::OnEmitted(absl::Time sampled) { Observe(emit_, absl::Now() - sampled); }
 void EngineMetrics::OnStopped(absl::Time last_token) { Observe(stop_, absl::Now() - last_token); }
 
-void EngineMetrics::OnRefused(const absl::Status& status) {
-  metrics_
-      ->Counter("baton_refusals_total", "Requests that ended with an error, by status code",
-                {{"code", RuleFor(status.code()).name}})
-      .Increment();
-}
+void EngineMetrics::OnRefused(const absl::Status& status) { Refusals(metrics_, status.code()).Increment(); }
 
 std::shared_ptr<void> EngineMetrics::Attach(LoadedModel* model) {
   metrics_
@@ -69,7 +71,7 @@ std::shared_ptr<void> EngineMetrics::Attach(LoadedModel* model) {
   const auto blocks = [this](const char* state) {
     return &metrics_->Gauge("baton_kv_blocks", "KV blocks by state; the states add up to total", {{"state", state}});
   };
-  auto* total = &metrics_->Gauge("baton_kv_blocks_total", "KV blocks of the pool");
+  auto* total = &metrics_->Gauge("baton_kv_pool_blocks", "KV blocks of the pool");
   auto* block_bytes = &metrics_->Gauge("baton_kv_block_bytes", "Bytes of one KV block");
   auto* running = &metrics_->Gauge("baton_running_sequences", "Sequences in the batch");
   auto* waiting = &metrics_->Gauge("baton_waiting_requests", "Requests not yet admitted");

@@ -70,6 +70,7 @@ RouterMetrics::RouterMetrics(Metrics* metrics, std::string model_name, const std
   metrics
       ->Gauge("baton_model_info", "1; the model is in the labels", {{"model", model_name}, {"tokenizer", fingerprint}})
       .Set(1);
+  Retries(absl::StatusCode::kUnavailable);  // there before the first, so that a rate sees it
 }
 
 void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats, absl::Duration emit) {
@@ -116,12 +117,12 @@ void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats,
   }
 }
 
-void RouterMetrics::Retried(const absl::Status& why) {
-  metrics_
-      ->Counter("baton_request_retries_total", "Attempts after the first, by what ended the one before",
-                {{"code", RuleFor(why.code()).name}})
-      .Increment();
+prometheus::Counter& RouterMetrics::Retries(absl::StatusCode why) {
+  return metrics_->Counter("baton_request_retries_total", "Attempts after the first, by what ended the one before",
+                           {{"code", RuleFor(why).name}});
 }
+
+void RouterMetrics::Retried(const absl::Status& why) { Retries(why.code()).Increment(); }
 
 void RouterMetrics::TicketReleased(bool ok) {
   metrics_

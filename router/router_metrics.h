@@ -31,6 +31,7 @@ class RouterMetrics {
   uint64_t requests_failed() const { return failed_; }
 
  private:
+  prometheus::Counter& Retries(absl::StatusCode why);
   prometheus::Histogram& Station(const char* station);
   prometheus::Histogram& Latency(const std::string& name, const std::string& help);
 
