@@ -27,6 +27,7 @@ void AddUp(CLI::App* app, Invocation* invocation);
 void AddComplete(CLI::App* app, Invocation* invocation);
 void AddChat(CLI::App* app, Invocation* invocation);
 void AddStatus(CLI::App* app, Invocation* invocation);
+void AddBench(CLI::App* app, Invocation* invocation);
 
 }  // namespace baton::cli
 

@@ -14,7 +14,7 @@ namespace {
 
 // The others have flags that are spelled as settings and mean something else (`plan --kv-dtype`).
 bool TakesSettings(absl::string_view command) {
-  return command == "up" || command == "complete" || command == "chat" || command == "status";
+  return command == "up" || command == "complete" || command == "chat" || command == "status" || command == "bench";
 }
 
 // In words of our own: CLI11 lists what is left over in reverse.
@@ -43,6 +43,7 @@ int Main(int argc, char** argv) {
   AddComplete(&app, &invocation);
   AddChat(&app, &invocation);
   AddStatus(&app, &invocation);
+  AddBench(&app, &invocation);
   AddInspect(&app, &invocation);
   AddPlan(&app, &invocation);
   std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
