@@ -1,180 +1,61 @@
 #include "common/rpc/http_server.h"
 
-#include <atomic>
+#include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
+#include <boost/asio/strand.hpp>
 #include <chrono>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
 #include <thread>
+#include <vector>
 
-#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/logging.h"
+#include "common/rpc/http_session.h"
 #include "common/rpc/server.h"
 
 namespace baton::rpc {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
-namespace http = boost::beast::http;
 using Tcp = boost::asio::ip::tcp;
-using BeastRequest = http::request<http::string_body>;
-using BeastResponse = http::response<http::string_body>;
 
 class HttpServer::Impl {
  public:
-  explicit Impl(const HttpServerOptions& options) : options(options), acceptor(context) {}
+  explicit Impl(const HttpServerOptions& server_options)
+      : options(server_options),
+        sessions(std::make_shared<HttpSessions>(server_options)),
+        context(std::max(server_options.threads, 1)),
+        acceptor(asio::make_strand(context)),
+        pause(acceptor.get_executor()) {
+    sessions->dispatch = [this](HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+      Dispatch(std::move(request), std::move(exchange));
+    };
+  }
 
   absl::Status Listen();
   void Accept();
-  void Stop();
-  HttpResponse Dispatch(const HttpRequest& request) const;
+  void OnConnection(Tcp::socket socket);
+  void Drain();
+  void Stop(absl::Duration grace);
+  void Dispatch(HttpRequest request, std::shared_ptr<HttpExchange> exchange) const;
+
+  using Methods = std::map<std::string, AsyncHandler>;
+  const Methods* Find(const std::string& path) const;
 
   const HttpServerOptions options;
-  std::map<std::string, std::map<std::string, Handler>> handlers;  // path, then method
-  int num_connections = 0;  // server thread only; outlives `context`, whose end closes the last sessions
-  asio::io_context context{1};
+  std::map<std::string, Methods> handlers;  // by path, or by "/prefix/*"
+  // Outlives `context`, whose end closes the last sessions.
+  const std::shared_ptr<HttpSessions> sessions;
+  asio::io_context context;
   Tcp::acceptor acceptor;
-  std::thread thread;
+  asio::steady_timer pause;
+  std::vector<std::thread> threads;
   std::string address;
   int port = 0;
   bool stopped = false;  // owner's thread only
 };
-
-namespace {
-
-std::string ToString(beast::string_view s) { return std::string(s.data(), s.size()); }
-
-HttpRequest Convert(BeastRequest request) {
-  HttpRequest out;
-  out.method = ToString(request.method_string());
-  const std::string target = ToString(request.target());
-  const size_t question = target.find('?');
-  out.path = target.substr(0, question);
-  if (question != std::string::npos) out.query = target.substr(question + 1);
-  for (const auto& field : request) {
-    out.headers[absl::AsciiStrToLower(ToString(field.name_string()))] = ToString(field.value());
-  }
-  out.body = std::move(request.body());
-  return out;
-}
-
-// One connection. Kept alive by the operation that is outstanding; the server's thread only.
-template <class ServerImpl>
-class Session : public std::enable_shared_from_this<Session<ServerImpl>> {
- public:
-  Session(ServerImpl* server, Tcp::socket socket) : server_(server), stream_(std::move(socket)) {
-    ++server_->num_connections;
-  }
-  ~Session() { --server_->num_connections; }
-
-  void ReadNext() {
-    // The idle time ends with the first byte of the next request.
-    stream_.expires_after(absl::ToChronoNanoseconds(server_->options.idle_timeout));
-    if (buffer_.size() > 0) return ReadRequest();
-    stream_.async_read_some(buffer_.prepare(4096), [self = this->shared_from_this()](beast::error_code ec, size_t n) {
-      if (ec) return self->Close();
-      self->buffer_.commit(n);
-      self->ReadRequest();
-    });
-  }
-
-  // Answers 503 and closes, for a connection over the limit.
-  void Refuse() {
-    keep_alive_ = false;
-    Write(HttpError(503, "UNAVAILABLE", "too many connections; try again"), 11, /*head=*/false);
-  }
-
- private:
-  void ReadRequest() {
-    parser_.emplace();
-    parser_->header_limit(static_cast<uint32_t>(server_->options.max_header_bytes));
-    parser_->body_limit(server_->options.max_body_bytes);
-    stream_.expires_after(absl::ToChronoNanoseconds(server_->options.header_timeout));
-    http::async_read(stream_, buffer_, *parser_,
-                     [self = this->shared_from_this()](beast::error_code ec, size_t) { self->OnRequest(ec); });
-  }
-
-  void OnRequest(beast::error_code ec) {
-    if (ec == http::error::header_limit) {
-      return Reject(431, "INVALID_ARGUMENT",
-                    absl::StrCat("headers have more than ", server_->options.max_header_bytes, " bytes"));
-    }
-    if (ec == http::error::body_limit) {
-      return Reject(413, "INVALID_ARGUMENT",
-                    absl::StrCat("the body has more than ", server_->options.max_body_bytes, " bytes"));
-    }
-    if (ec == beast::error::timeout) return Close();
-    if (ec && ec.category() == http::make_error_code(http::error::bad_method).category() &&
-        ec != http::error::end_of_stream && ec != http::error::partial_message) {
-      return Reject(400, "INVALID_ARGUMENT", absl::StrCat("not an HTTP/1.1 request: ", ec.message()));
-    }
-    if (ec) return Close();
-    BeastRequest request = parser_->release();
-    keep_alive_ = request.keep_alive();
-    const unsigned version = request.version();
-    const bool head = request.method() == http::verb::head;
-    Write(server_->Dispatch(Convert(std::move(request))), version, head);
-  }
-
-  void Reject(int code, absl::string_view status, absl::string_view message) {
-    keep_alive_ = false;
-    Write(HttpError(code, status, message), 11, /*head=*/false);
-  }
-
-  void Write(HttpResponse answer, unsigned version, bool head) {
-    response_.emplace();
-    response_->version(version);
-    response_->result(static_cast<unsigned>(answer.status));
-    response_->set(http::field::server, "baton");
-    response_->set(http::field::content_type, answer.content_type);
-    response_->set("X-Content-Type-Options", "nosniff");
-    for (const auto& [name, value] : answer.headers) response_->set(name, value);
-    response_->keep_alive(keep_alive_);
-    response_->content_length(answer.body.size());
-    if (!head) response_->body() = std::move(answer.body);
-    stream_.expires_after(absl::ToChronoNanoseconds(server_->options.write_timeout));
-    // A HEAD answer announces a length that its body does not have, so only its header goes through the serializer.
-    serializer_.emplace(*response_);
-    const auto done = [self = this->shared_from_this()](beast::error_code ec, size_t) {
-      if (ec || !self->keep_alive_) return self->Close();
-      self->ReadNext();
-    };
-    if (head) {
-      http::async_write_header(stream_, *serializer_, done);
-    } else {
-      http::async_write(stream_, *serializer_, done);
-    }
-  }
-
-  void Close() {
-    beast::error_code ignored;
-    stream_.socket().shutdown(Tcp::socket::shutdown_send, ignored);
-  }
-
-  ServerImpl* const server_;
-  beast::tcp_stream stream_;
-  beast::flat_buffer buffer_;
-  std::optional<http::request_parser<http::string_body>> parser_;
-  std::optional<BeastResponse> response_;
-  std::optional<http::response_serializer<http::string_body>> serializer_;
-  bool keep_alive_ = true;
-};
-
-}  // namespace
-
-HttpResponse HttpError(int code, absl::string_view status, absl::string_view message) {
-  const nlohmann::ordered_json body = {
-      {"error", {{"code", code}, {"status", std::string(status)}, {"message", std::string(message)}}}};
-  HttpResponse response;
-  response.status = code;
-  response.body = body.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  return response;
-}
 
 absl::Status HttpServer::Impl::Listen() {
   absl::StatusOr<HostPort> target = ParseHostPort(options.listen);
@@ -196,61 +77,127 @@ absl::Status HttpServer::Impl::Listen() {
 }
 
 void HttpServer::Impl::Accept() {
-  acceptor.async_accept([this](beast::error_code ec, Tcp::socket socket) {
+  acceptor.async_accept(asio::make_strand(context), [this](beast::error_code ec, Tcp::socket socket) {
     if (ec == asio::error::operation_aborted) return;
     if (!ec) {
-      auto session = std::make_shared<Session<Impl>>(this, std::move(socket));
-      if (num_connections > options.max_connections) {
-        session->Refuse();
-      } else {
-        session->ReadNext();
-      }
-    } else {
-      // Such as too many open files: let some close before the next try.
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      OnConnection(std::move(socket));
+      return Accept();
     }
-    Accept();
+    // Such as too many open files: let some close before the next try.
+    pause.expires_after(std::chrono::milliseconds(10));
+    pause.async_wait([this](beast::error_code stopped_waiting) {
+      if (!stopped_waiting) Accept();
+    });
   });
 }
 
-HttpResponse HttpServer::Impl::Dispatch(const HttpRequest& request) const {
-  const auto by_path = handlers.find(request.path);
-  if (by_path == handlers.end()) {
-    return HttpError(404, "NOT_FOUND", absl::StrCat("no such path: ", request.path.substr(0, 200)));
+void HttpServer::Impl::OnConnection(Tcp::socket socket) {
+  beast::error_code ec;
+  const asio::ip::address peer = socket.remote_endpoint(ec).address();
+  const asio::any_io_executor executor = socket.get_executor();
+  auto session = std::make_shared<HttpSession>(sessions, std::move(socket), peer.to_string());
+  bool too_many, too_many_of_one;
+  {
+    MutexLock lock(&sessions->mu);
+    too_many = sessions->open.size() > static_cast<size_t>(options.max_connections);
+    too_many_of_one =
+        !peer.is_loopback() && sessions->per_address[peer.to_string()] > options.max_connections_per_address;
   }
-  const auto by_method = by_path->second.find(request.method == "HEAD" ? "GET" : request.method);
-  if (by_method != by_path->second.end()) return by_method->second(request);
-  HttpResponse response = HttpError(405, "UNIMPLEMENTED", absl::StrCat(request.method, " is not possible here"));
-  std::string allowed;
-  for (const auto& [method, handler] : by_path->second) absl::StrAppend(&allowed, allowed.empty() ? "" : ", ", method);
-  response.headers["Allow"] = allowed;
-  return response;
+  asio::post(executor, [session, too_many, too_many_of_one] {
+    if (too_many) return session->Refuse("too many connections; try again");
+    if (too_many_of_one) return session->Refuse("too many connections from this address; use fewer");
+    session->Start();
+  });
 }
 
-void HttpServer::Impl::Stop() {
+const HttpServer::Impl::Methods* HttpServer::Impl::Find(const std::string& path) const {
+  if (const auto exact = handlers.find(path); exact != handlers.end()) return &exact->second;
+  for (const auto& [pattern, methods] : handlers) {
+    if (!absl::EndsWith(pattern, "/*")) continue;
+    const absl::string_view prefix = absl::string_view(pattern).substr(0, pattern.size() - 1);
+    if (absl::StartsWith(path, prefix) && path.size() > prefix.size()) return &methods;
+  }
+  return nullptr;
+}
+
+void HttpServer::Impl::Dispatch(HttpRequest request, std::shared_ptr<HttpExchange> exchange) const {
+  const Methods* methods = Find(request.path);
+  if (methods == nullptr) {
+    return exchange->Respond(
+        HttpError(404, "NOT_FOUND", absl::StrCat("no such path: ", request.path.substr(0, 200))));
+  }
+  const auto by_method = methods->find(request.method == "HEAD" ? "GET" : request.method);
+  if (by_method != methods->end()) return by_method->second(std::move(request), std::move(exchange));
+  HttpResponse response = HttpError(405, "UNIMPLEMENTED", absl::StrCat(request.method, " is not possible here"));
+  std::string allowed;
+  for (const auto& [method, handler] : *methods) absl::StrAppend(&allowed, allowed.empty() ? "" : ", ", method);
+  response.headers["Allow"] = allowed;
+  exchange->Respond(std::move(response));
+}
+
+void HttpServer::Impl::Drain() {
+  sessions->draining = true;
+  std::vector<std::shared_ptr<HttpSession>> open;  // let go without the lock, which a session's end takes
+  {
+    MutexLock lock(&sessions->mu);
+    for (HttpSession* session : sessions->open) {
+      if (std::shared_ptr<HttpSession> alive = session->weak_from_this().lock()) open.push_back(std::move(alive));
+    }
+  }
+  for (const std::shared_ptr<HttpSession>& session : open) session->Drain();
+}
+
+void HttpServer::Impl::Stop(absl::Duration grace) {
   if (stopped) return;
   stopped = true;
+  asio::post(acceptor.get_executor(), [this] {
+    beast::error_code ignored;
+    acceptor.close(ignored);
+    pause.cancel();
+  });
+  Drain();
+  const absl::Time until = absl::Now() + grace;
+  {
+    MutexLock lock(&sessions->mu);
+    while (!sessions->open.empty() && absl::Now() < until) {
+      sessions->none_left.WaitWithTimeout(&sessions->mu, until - absl::Now());
+    }
+  }
   context.stop();
-  if (thread.joinable()) thread.join();
+  for (std::thread& thread : threads) thread.join();
 }
 
 HttpServer::HttpServer(const HttpServerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 HttpServer::~HttpServer() { Stop(); }
 
 void HttpServer::Handle(const std::string& method, const std::string& path, Handler handler) {
+  HandleAsync(method, path,
+              [handler = std::move(handler)](HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+                exchange->Respond(handler(request));
+              });
+}
+
+void HttpServer::HandleAsync(const std::string& method, const std::string& path, AsyncHandler handler) {
   impl_->handlers[path][method] = std::move(handler);
 }
 
 absl::Status HttpServer::Start() {
   if (absl::Status s = impl_->Listen(); !s.ok()) return s;
   impl_->Accept();
-  impl_->thread = std::thread([impl = impl_.get()] { impl->context.run(); });
+  for (int i = 0; i < std::max(impl_->options.threads, 1); ++i) {
+    impl_->threads.emplace_back([impl = impl_.get()] { impl->context.run(); });
+  }
   return absl::OkStatus();
 }
 
 const std::string& HttpServer::address() const { return impl_->address; }
 int HttpServer::port() const { return impl_->port; }
-void HttpServer::Stop() { impl_->Stop(); }
+int HttpServer::connections() const {
+  MutexLock lock(&impl_->sessions->mu);
+  return static_cast<int>(impl_->sessions->open.size());
+}
+void HttpServer::Drain() { impl_->Drain(); }
+void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 
 void AddStandardHandlers(HttpServer* server, std::function<std::string()> metrics_text,
                          std::function<Readiness()> readiness) {

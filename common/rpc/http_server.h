@@ -1,64 +1,64 @@
-// A small asynchronous HTTP/1.1 server for /metrics, /health and what a process adds. One thread of its own.
+// An asynchronous HTTP/1.1 server: /metrics and /health of every process, and the router's HTTP door.
+//
+// Everything a stranger can make grow is bounded: connections, headers, bodies (one and all together), the time for each
+// step, and what waits for a slow reader. A request whose framing could be read in two ways is refused.
 #ifndef BATON_COMMON_RPC_HTTP_SERVER_H_
 #define BATON_COMMON_RPC_HTTP_SERVER_H_
 
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/rpc/http_message.h"
 
 namespace baton::rpc {
 
 struct HttpServerOptions {
   std::string listen = "127.0.0.1:0";
+  int threads = 1;
   size_t max_header_bytes = 16 << 10;
   size_t max_body_bytes = 8 << 20;
+  size_t max_all_bodies_bytes = 128 << 20;  // of requests that are still arriving, together
+  size_t max_buffered_bytes = 1 << 20;      // of a stream that its client does not read fast enough
   int max_connections = 256;
-  absl::Duration header_timeout = absl::Seconds(10);  // for a whole request to arrive, once its first byte has
+  int max_connections_per_address = 256;              // loopback is exempt: a proxy or many local clients
+  absl::Duration header_timeout = absl::Seconds(10);  // for a request's header to arrive, once its first byte has
+  absl::Duration body_timeout = absl::Seconds(60);    // and for its body
   absl::Duration idle_timeout = absl::Seconds(120);   // between two requests of a connection
-  absl::Duration write_timeout = absl::Seconds(30);
+  absl::Duration write_timeout = absl::Seconds(30);   // in which the client reads nothing
 };
 
-struct HttpRequest {
-  std::string method;                          // "GET"
-  std::string path;                            // without the query
-  std::string query;                           // without '?'
-  std::map<std::string, std::string> headers;  // names in lower case
-  std::string body;
-};
-
-struct HttpResponse {
-  int status = 200;
-  std::string content_type = "application/json";
-  std::string body;
-  std::map<std::string, std::string> headers;
-};
-
-// {"error":{"code":404,"status":"NOT_FOUND","message":...}}
-HttpResponse HttpError(int code, absl::string_view status, absl::string_view message);
-
-// Thread contract: Handle before Start; the rest is thread-safe. Handlers run on the server's thread and must be quick.
+// Thread contract: Handle and HandleAsync before Start; the rest is thread-safe. Handlers run on the server's threads and
+// must be quick.
 class HttpServer {
  public:
   using Handler = std::function<HttpResponse(const HttpRequest&)>;
+  using AsyncHandler = std::function<void(HttpRequest, std::shared_ptr<HttpExchange>)>;
 
   explicit HttpServer(const HttpServerOptions& options);
-  // Closes the listener and every connection; no handler runs afterwards.
+  // As Stop.
   ~HttpServer();
 
-  // Exact path. Another method on a known path is answered 405, another path 404. GET handlers serve HEAD too.
+  // An exact path, or one that ends with "/*" and serves every path that begins so. Another method on a known path is
+  // answered 405, another path 404. GET handlers serve HEAD too.
   void Handle(const std::string& method, const std::string& path, Handler handler);
+  void HandleAsync(const std::string& method, const std::string& path, AsyncHandler handler);
 
   // Errors as Server::Start.
   absl::Status Start();
   const std::string& address() const;
   int port() const;
-  void Stop();
+  int connections() const;
+
+  // From now on a connection is closed after its answer, and at once when it is idle. New ones are still taken: probes
+  // ask for the health of a server that drains.
+  void Drain();
+  // Closes the listener, gives answers that are complete `grace` to reach their clients, then closes every connection.
+  // No handler runs afterwards.
+  void Stop(absl::Duration grace = absl::ZeroDuration());
 
  private:
   class Impl;
