@@ -101,9 +101,10 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
         std::min(request_.deadline, absl::Now() + absl::Milliseconds(static_cast<int64_t>(ticket_.lease_ms())));
     ++service_->fetching_;
     const kvtransfer::FetchId id = transport_->Fetch(
-        std::move(ticket_), *std::move(lease), deadline,
-        [self = shared_from_this()](absl::StatusOr<kvtransfer::FetchStats> stats, kvcache::BlockLease destination) {
-          self->OnFetched(std::move(stats), std::move(destination));
+        {.ticket = std::move(ticket_), .destination = *std::move(lease), .deadline = deadline},
+        [self = shared_from_this()](absl::StatusOr<kvtransfer::FetchResult> result, kvcache::BlockLease destination) {
+          if (!result.ok()) return self->OnFetched(result.status(), std::move(destination));
+          self->OnFetched(std::move(result->stats), std::move(destination));
         });
     bool cancel = false;
     {

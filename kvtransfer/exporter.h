@@ -1,19 +1,25 @@
-// The sending side's book of exports: who may read which blocks, once, and until when.
+// The sending side's book of exports: who may read which blocks, how often, and until when.
+//
+// An export is issued before its blocks are written: Export() gives the ticket, Seal() says how many of them are final,
+// Close() that all are and what else the receiver needs. A transport may claim it at any time and sends what is sealed.
 //
 // Ownership: an export owns its BlockLease from Export() until it is fetched, released or expired. While a Claim exists
 // a transport may be reading the bytes, so release and expiry then only mark the export; the blocks are freed when the
-// Claim ends (two-phase).
+// last Claim ends (two-phase). An export that nobody reads expires a lease after it was closed, or at its open_until
+// before that; a reader that is not heard of for a lease is stopped.
 #ifndef BATON_KVTRANSFER_EXPORTER_H_
 #define BATON_KVTRANSFER_EXPORTER_H_
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,6 +29,7 @@
 #include "common/mutex.h"
 #include "kernels/kv_view.h"
 #include "kvcache/block_pool.h"
+#include "kvtransfer/block_tag.h"
 #include "kvtransfer/ticket.h"
 #include "kvtransfer/transfer_state.h"
 #include "proto/kv.pb.h"
@@ -35,7 +42,7 @@ enum class Refusal : uint8_t {
   kForged,       // the MAC is wrong
   kIncarnation,  // issued by another worker, or by this one before a restart
   kUnknown,      // never issued, or already fetched, released or expired
-  kConsumed,     // being fetched right now
+  kConsumed,     // no use is left, or an attempt that a later one replaced
   kExpired,      // its time passed, the reaper had not come yet
   kMismatch,     // same transfer id, other contents
   kGeneration,   // a block no longer holds what was exported
@@ -43,7 +50,25 @@ enum class Refusal : uint8_t {
 inline constexpr int kNumRefusals = 8;
 absl::string_view Name(Refusal refusal);
 
+// How a claim ended.
+enum class ClaimEnd : uint8_t {
+  kDelivered,  // everything was sent and the export was still valid after the last byte
+  kStopped,    // the receiver wants no more, or the export ended
+  kBroken,     // the transport failed: the use is given back, so that the receiver may try again
+};
+
 class Claim;
+
+// What an export is for.
+struct ExportSpec {
+  std::string request_id;
+  uint32_t epoch = 1;
+  uint32_t num_tokens = 0;     // positions that the lease's blocks are for
+  absl::Duration lease;
+  uint32_t num_consumers = 1;  // fetches that may complete
+  // Until when it may stay open (not closed): the request's deadline.
+  absl::Time open_until = absl::InfiniteFuture();
+};
 
 // Thread-safe. Outlived by the pool its leases come from; outlives every Claim.
 class Exporter {
@@ -58,47 +83,62 @@ class Exporter {
     size_t max_outstanding = 4096;
     // How often a thread of the exporter's own calls ReapExpired; zero: no thread, the owner calls it.
     absl::Duration reap_interval = absl::ZeroDuration();
+    bool block_tags = false;  // tickets promise keyed tags
   };
 
   struct Counters {
     uint64_t exported = 0;
-    uint64_t completed = 0;  // fetched whole
-    uint64_t failed = 0;     // claimed, but the transport stopped early
+    uint64_t completed = 0;  // fetches that got everything
+    uint64_t finished = 0;   // of those, ended early because the request had
+    uint64_t failed = 0;     // claims that ended otherwise
     uint64_t released = 0;
-    uint64_t expired = 0;
+    uint64_t expired = 0;    // exports, and readers that fell silent
     uint64_t superseded = 0;  // by a newer epoch of the same request
+    uint64_t replaced = 0;    // claims, by a later attempt of the same receiver
     uint64_t impossible = 0;  // events the state table calls impossible; always 0
     uint64_t bytes_sent = 0;  // of completed transfers
+    double posting_seconds = 0, waiting_seconds = 0;  // of ended claims, as in v1::TransferEnd
     uint64_t refusals[kNumRefusals] = {};
     size_t outstanding = 0;  // exports not yet over, those being read included
-    size_t in_flight = 0;    // of those, being read
+    size_t in_flight = 0;    // claims that exist
+    absl::Duration oldest;   // since the oldest of the outstanding was issued
   };
 
   explicit Exporter(Options options);
-  // Frees what nobody reads. All Claims must have ended: stop the transport server first.
+  // Frees what nobody reads. All Claims must have ended: stop the transport servers first.
   ~Exporter();
   Exporter(const Exporter&) = delete;
   Exporter& operator=(const Exporter&) = delete;
 
-  // Where tickets say the blocks can be fetched. Set by the transport server when it starts.
-  void SetEndpoint(v1::Endpoint endpoint);
+  // Where tickets say the blocks can be fetched. Called by each transport server when it starts; the first one's
+  // transport is the one tickets prefer. One of the same transport replaces the earlier.
+  void AddEndpoint(v1::Endpoint endpoint);
 
-  // Checksums the blocks (they must no longer change), keeps the lease and gives the signed ticket. An outstanding export
-  // of the same request with a lower epoch is released.
-  // FAILED_PRECONDITION: no endpoint yet. INVALID_ARGUMENT: request_id, num_tokens or duration out of bounds, or the
-  // lease does not hold exactly the blocks that num_tokens need. ABORTED: a higher epoch of the request is outstanding.
-  // RESOURCE_EXHAUSTED: max_outstanding. On error the lease is freed.
-  absl::StatusOr<v1::Ticket> Export(absl::string_view request_id, uint32_t epoch, kvcache::BlockLease lease,
-                                    uint32_t num_tokens, absl::Duration lease_duration);
+  // Keeps the lease and gives the signed ticket; no block is sealed yet. An outstanding export of the same request with
+  // a lower epoch is released.
+  // FAILED_PRECONDITION: no endpoint yet. INVALID_ARGUMENT: a field of `spec` out of bounds, or the lease does not hold
+  // exactly the blocks that num_tokens need. ABORTED: a higher epoch of the request is outstanding. RESOURCE_EXHAUSTED:
+  // max_outstanding. On error the lease is freed.
+  absl::StatusOr<v1::Ticket> Export(const ExportSpec& spec, kvcache::BlockLease lease);
+  // The first `num_sealed` blocks no longer change; never goes back. False: the export is over.
+  bool Seal(TransferId id, size_t num_sealed);
+  // Nothing more is to come. `payload` (at most kMaxEndPayloadBytes) closes every fetch. finished: the request ended, so
+  // that receivers need not wait for blocks that are not sealed. False: the export is over, or was closed already.
+  bool Close(TransferId id, bool finished, std::string payload);
+  // Releases; readers hear `why`. False: it is over.
+  bool Fail(TransferId id, absl::Status why);
+  // Export, Seal and Close in one, for KV that is complete.
+  absl::StatusOr<v1::Ticket> ExportSealed(const ExportSpec& spec, kvcache::BlockLease lease);
 
-  // Single use: of many calls with one ticket exactly one succeeds.
+  // Of many calls with one single-use ticket exactly one succeeds, but for an attempt that replaces an earlier one of
+  // the same receiver: that one is told to stop.
   // INVALID_ARGUMENT malformed, PERMISSION_DENIED forged, ABORTED everything else (unknown, consumed, expired, other
   // incarnation, stale blocks); each is counted.
-  absl::StatusOr<Claim> ClaimTicket(const v1::Ticket& ticket);
+  absl::StatusOr<Claim> ClaimTicket(const v1::FetchOpen& open);
 
-  // Idempotent. True when it was held and is now free or will be once its reader stops.
+  // Idempotent. True when it was held and is now free or will be once its readers stop.
   bool Release(TransferId id);
-  // The same for what is exported for `request_id` at `epoch` or before: its ticket may have been lost on the way.
+  // The same for what is exported for `request_id` at `epoch` or before.
   bool ReleaseRequest(absl::string_view request_id, uint32_t epoch);
   // Ends what is due at `now`; returns how many.
   size_t ReapExpired(absl::Time now);
@@ -111,21 +151,33 @@ class Exporter {
  private:
   friend class Claim;
   struct Export_;  // one export
+  struct Reader;   // one claim on it
   using Exports = std::map<TransferId, std::shared_ptr<Export_>>;
+  // What must happen after the lock is gone.
+  struct After {
+    std::vector<kvcache::BlockLease> freed;
+    std::vector<std::shared_ptr<Reader>> wake;
+  };
 
   absl::Status Refuse(Refusal why, absl::StatusCode code, absl::string_view what);
-  // Applies `event`; moves a lease to be freed out to the caller, who drops it without the lock.
-  bool Apply(Exports::iterator it, TransferEvent event, kvcache::BlockLease* freed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Supersede(absl::string_view request_id, uint32_t epoch, kvcache::BlockLease* freed)
+  // Applies `event`; true unless it did nothing.
+  bool Apply(Exports::iterator it, TransferEvent event, After* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Supersede(const std::string& request_id, uint32_t epoch, After* after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void EndClaim(const std::shared_ptr<Export_>& e, bool all_sent);
+  absl::StatusOr<v1::Ticket> MakeTicket(const ExportSpec& spec, const kvcache::BlockLease& lease) const;
+  bool EndExport(TransferId id, absl::Status why);
+  // Null, and why: the claim is refused.
+  std::shared_ptr<Reader> Admit(const v1::FetchOpen& open, Refusal* why, absl::string_view* what, After* after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndClaim(const std::shared_ptr<Reader>& reader, ClaimEnd how);
+  static void Finish(After after);
   void ReapLoop();
 
   const Options options_;
   mutable Mutex mu_;
   CondVar stop_cv_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  v1::Endpoint endpoint_ ABSL_GUARDED_BY(mu_);
+  std::vector<v1::Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
   Exports exports_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, TransferId> by_request_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
@@ -133,9 +185,10 @@ class Exporter {
 };
 
 // The right to read one export's bytes, held by a transport while it sends. Move-only; its end (Finish or destruction)
-// tells the exporter that nothing reads the bytes any more. Used by one thread at a time.
+// tells the exporter that nothing reads the bytes any more.
 //
-// Blocks are taken one by one so that a later exporter can hand them out as prefill seals them.
+// A sender's loop: send blocks next_block() while HasBlock(), each with MakeSeal(); when Done(), send MakeEnd() and
+// Finish; when neither, wait to be woken. Used by one thread at a time, but for the wake function.
 class Claim {
  public:
   Claim() = default;
@@ -143,23 +196,43 @@ class Claim {
   Claim& operator=(Claim&& other) noexcept;
   ~Claim();
 
-  explicit operator bool() const { return export_ != nullptr; }
+  explicit operator bool() const { return reader_ != nullptr; }
   TransferId id() const;
-  size_t num_blocks() const;
+  const v1::Ticket& ticket() const;
+  size_t num_blocks() const;   // of the ticket
+  size_t first_block() const;  // that the receiver wants
+  // Called whenever a block was sealed, the export closed, or a stop requested; on any thread, with no lock of ours that
+  // it could meet, never after Finish. It must only tell the transport's thread.
+  void SetWake(std::function<void()> wake);
+
+  // A block may be sent now: next_block() is sealed and nobody asked to stop.
+  bool HasBlock() const;
+  size_t next_block() const { return next_block_; }
   std::span<const std::byte> bytes(size_t block_idx) const;
-  const v1::BlockSlot& slot(size_t block_idx) const;
-  // True once the export was released or expired: stop sending, then end the claim.
+  // Of next_block(), with checksum and tag made now; moves on to the next one.
+  v1::BlockSeal MakeSeal();
+  // Everything was handed out and nothing more will come.
+  bool Done() const;
+  // The export was released or expired, the receiver fell silent or began another attempt: send the end and finish.
   bool stop_requested() const;
-  // ABORTED when the export ended, or a block changed hands, while it was read: the receiver must discard.
+  // Not OK when the export ended, or a block changed hands, while it was read: the receiver must discard.
   absl::Status CheckStillValid() const;
-  // Ends the claim. all_sent: every byte left.
-  void Finish(bool all_sent);
+  // The last message, after the last byte has left: `broken` if not OK, else CheckStillValid().
+  v1::TransferEnd MakeEnd(absl::Status broken = absl::OkStatus()) const;
+  // The receiver was heard of.
+  void Renew();
+  // Ends the claim.
+  void Finish(ClaimEnd how);
 
  private:
   friend class Exporter;
-  Claim(Exporter* exporter, std::shared_ptr<Exporter::Export_> e) : exporter_(exporter), export_(std::move(e)) {}
+  Claim(Exporter* exporter, std::shared_ptr<Exporter::Reader> reader);
+  void NoteWaiting(bool waiting) const;
+
   Exporter* exporter_ = nullptr;
-  std::shared_ptr<Exporter::Export_> export_;
+  std::shared_ptr<Exporter::Reader> reader_;
+  std::shared_ptr<BlockTagger> tagger_;
+  size_t next_block_ = 0;
 };
 
 }  // namespace baton::kvtransfer

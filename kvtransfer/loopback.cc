@@ -1,8 +1,8 @@
 #include "kvtransfer/loopback.h"
 
 #include <cstring>
-#include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -62,7 +62,7 @@ class LoopbackServer : public TransportServer {
     endpoint_.set_incarnation(exporter->options().incarnation);
     endpoint_.set_transport(kName);
     Registry::Get()->Add(endpoint_.incarnation(), entry_);
-    exporter->SetEndpoint(endpoint_);
+    exporter->AddEndpoint(endpoint_);
   }
   ~LoopbackServer() override { Shutdown(); }
   v1::Endpoint endpoint() const override { return endpoint_; }
@@ -105,6 +105,7 @@ class ExporterUse {
   Exporter* exporter_ = nullptr;
 };
 
+// One thread copies for all fetches, one block of each in turn.
 class LoopbackClient : public TransportClient {
  public:
   explicit LoopbackClient(ReceiverOptions receiver)
@@ -112,116 +113,153 @@ class LoopbackClient : public TransportClient {
   ~LoopbackClient() override { Shutdown(); }
   absl::string_view name() const override { return kName; }
 
-  FetchId Fetch(v1::Ticket ticket, kvcache::BlockLease destination, absl::Time deadline, FetchCallback done) override {
-    Job job{0, std::move(ticket), std::move(destination), deadline, absl::Now(), std::move(done)};
+  FetchId Fetch(FetchRequest request, FetchCallback done) override {
+    auto job = std::make_unique<Job>(&receiver_, std::move(request), std::move(done));
     FetchId id = 0;
     {
       MutexLock lock(&mu_);
-      id = job.id = ++last_id_;
+      id = ++last_id_;
       if (!stopping_) {
-        pending_.insert(id);
-        jobs_.push_back(std::move(job));
-        wake_.Signal();
+        arrived_.emplace(id, std::move(job));
+        woken_ = true;
+        wake_.SignalAll();
         return id;
       }
     }
-    job.done(absl::CancelledError("the transport is shut down"), std::move(job.destination));
+    job->done(absl::CancelledError("the transport is shut down"), std::move(job->reception.destination()));
     return id;
   }
 
   void Cancel(FetchId id) override {
     MutexLock lock(&mu_);
-    if (pending_.count(id) > 0) cancelled_.insert(id);
+    cancelled_.insert(id);
+    woken_ = true;
+    wake_.SignalAll();
   }
 
   void Shutdown() override {
     {
       MutexLock lock(&mu_);
       stopping_ = true;
-      wake_.Signal();
+      wake_.SignalAll();
     }
-    MutexLock lock(&join_mu_);
+    MutexLock join(&join_mu_);
     if (thread_.joinable()) thread_.join();
   }
 
  private:
+  // The order is the reverse of that of destruction: the claim ends before its exporter may go.
   struct Job {
-    FetchId id;
-    v1::Ticket ticket;
-    kvcache::BlockLease destination;
-    absl::Time deadline;
-    absl::Time started;
+    Job(const ReceiverOptions* options, FetchRequest request, FetchCallback done)
+        : reception(options, kName, std::move(request)), done(std::move(done)) {}
+    Reception reception;
     FetchCallback done;
+    std::optional<ExporterUse> use;
+    Claim claim;
   };
+  using Jobs = std::map<FetchId, std::unique_ptr<Job>>;
 
   void Loop() {
+    Jobs jobs;
     for (;;) {
-      Job job;
+      std::set<FetchId> cancelled;
+      bool stopping = false;
+      bool idle = true;
+      for (auto it = jobs.begin(); it != jobs.end();) {
+        const bool moved = Step(it->second.get());
+        idle = idle && !moved;
+        it = it->second->done ? std::next(it) : jobs.erase(it);
+      }
       {
         MutexLock lock(&mu_);
-        while (jobs_.empty() && !stopping_) wake_.Wait(&mu_);
-        if (jobs_.empty()) return;
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
+        // A deadline, a server's end and a heartbeat need a look now and then.
+        if (idle && !woken_ && !stopping_) {
+          jobs.empty() ? wake_.Wait(&mu_) : (void)wake_.WaitWithTimeout(&mu_, absl::Milliseconds(5));
+        }
+        woken_ = false;
+        stopping = stopping_;
+        jobs.merge(arrived_);
+        cancelled.swap(cancelled_);
       }
-      absl::StatusOr<FetchStats> result = Run(job);
-      {
-        MutexLock lock(&mu_);
-        pending_.erase(job.id);
-        cancelled_.erase(job.id);
+      for (auto& [id, job] : jobs) {
+        if (stopping) End(job.get(), absl::CancelledError("the transport is shut down"));
+        else if (cancelled.count(id) > 0) End(job.get(), absl::CancelledError("the fetch was cancelled"));
       }
-      job.done(std::move(result), std::move(job.destination));
+      std::erase_if(jobs, [](const auto& entry) { return !entry.second->done; });
+      if (stopping) return;
     }
   }
 
-  absl::Status Interrupted(const Job& job) {
-    MutexLock lock(&mu_);
-    if (stopping_ || cancelled_.count(job.id) > 0) return absl::CancelledError("the fetch was cancelled");
-    if (absl::Now() >= job.deadline) return absl::DeadlineExceededError("the deadline passed during the KV fetch");
+  // Ends the claim, then tells; `job->done` is null afterwards.
+  static void End(Job* job, absl::StatusOr<FetchResult> result) {
+    if (job->claim) job->claim.Finish(result.ok() ? ClaimEnd::kDelivered : ClaimEnd::kStopped);
+    job->use.reset();
+    FetchCallback done = std::move(job->done);
+    job->done = nullptr;
+    done(std::move(result), std::move(job->reception.destination()));
+  }
+
+  // Moves one block, or ends the job; false: nothing to do now.
+  bool Step(Job* job) {
+    absl::StatusOr<bool> moved = Advance(job);
+    if (!moved.ok()) {
+      End(job, moved.status());
+      return true;
+    }
+    if (!job->reception.complete()) return *moved;
+    End(job, job->reception.Result("memcpy"));
+    return true;
+  }
+
+  absl::Status Open(Job* job) {
+    if (absl::Status s = job->reception.Check(); !s.ok()) return s;
+    job->use.emplace(Registry::Get()->Find(job->reception.endpoint().incarnation()));
+    if (job->use->get() == nullptr) {
+      return absl::UnavailableError(absl::StrCat("worker ", job->reception.endpoint().worker_name(),
+                                                 " is gone from this process; prefill again"));
+    }
+    absl::StatusOr<Claim> claim = job->use->get()->ClaimTicket(job->reception.Open());
+    if (!claim.ok()) return claim.status();
+    job->claim = *std::move(claim);
+    job->claim.SetWake([this] {
+      MutexLock lock(&mu_);
+      woken_ = true;
+      wake_.SignalAll();
+    });
     return absl::OkStatus();
   }
 
-  absl::StatusOr<FetchStats> Run(Job& job) {
-    if (absl::Status s = CheckFetch(receiver_, kName, job.ticket, job.destination); !s.ok()) return s;
-    if (absl::Status s = Interrupted(job); !s.ok()) return s;
-    ExporterUse use(Registry::Get()->Find(job.ticket.endpoint().incarnation()));
-    if (use.get() == nullptr) {
-      return absl::UnavailableError(absl::StrCat("prefill worker ", job.ticket.endpoint().worker_name(),
-                                                 " is gone from this process; prefill again"));
+  absl::StatusOr<bool> Advance(Job* job) {
+    if (absl::Now() >= job->reception.deadline()) {
+      return absl::DeadlineExceededError("the deadline passed during the KV fetch");
     }
-    absl::StatusOr<Claim> claim = use.get()->ClaimTicket(job.ticket);
-    if (!claim.ok()) return claim.status();
-    FetchStats stats;
-    for (size_t i = 0; i < claim->num_blocks(); ++i) {
-      absl::Status s = Interrupted(job);
-      if (s.ok() && use.gone()) s = absl::UnavailableError("the prefill worker shut down during the KV fetch");
-      if (s.ok()) s = claim->CheckStillValid();
-      const std::span<const std::byte> from = claim->bytes(i);
-      const std::span<std::byte> to = job.destination.bytes(i);
-      const v1::BlockSlot& slot = claim->slot(i);
-      if (s.ok()) s = CheckBlockHeader(job.ticket, {i, slot.generation(), slot.checksum()}, from.size(), to.size());
-      if (!s.ok()) return s;
-      std::memcpy(to.data(), from.data(), from.size());
-      s = CheckBlockBytes(job.ticket, i, to);
-      if (!s.ok()) return s;
-      stats.bytes += from.size();
-      ++stats.blocks;
+    if (!job->claim) {
+      if (absl::Status s = Open(job); !s.ok()) return s;
     }
-    if (absl::Status s = claim->CheckStillValid(); !s.ok()) return s;
-    claim->Finish(/*all_sent=*/true);
-    stats.duration = absl::Now() - job.started;
-    stats.transport = kName;
-    stats.detail = "memcpy";
-    return stats;
+    Claim& claim = job->claim;
+    if (job->use->gone()) return absl::UnavailableError("the exporting worker shut down during the KV fetch");
+    claim.Renew();
+    if (claim.HasBlock()) {
+      const std::span<const std::byte> from = claim.bytes(claim.next_block());
+      const v1::BlockSeal seal = claim.MakeSeal();
+      absl::StatusOr<std::span<std::byte>> to = job->reception.Place(seal, from.size());
+      if (!to.ok()) return to.status();
+      std::memcpy(to->data(), from.data(), from.size());
+      if (absl::Status s = job->reception.Arrived(seal.block_idx()); !s.ok()) return s;
+      return true;
+    }
+    if (!claim.Done() && !claim.stop_requested()) return false;
+    if (absl::Status s = job->reception.TakeEnd(claim.MakeEnd()); !s.ok()) return s;
+    return true;
   }
 
   const ReceiverOptions receiver_;
   Mutex mu_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool woken_ ABSL_GUARDED_BY(mu_) = false;
   FetchId last_id_ ABSL_GUARDED_BY(mu_) = 0;
-  std::deque<Job> jobs_ ABSL_GUARDED_BY(mu_);
-  std::set<FetchId> pending_ ABSL_GUARDED_BY(mu_);
+  Jobs arrived_ ABSL_GUARDED_BY(mu_);
   std::set<FetchId> cancelled_ ABSL_GUARDED_BY(mu_);
   Mutex join_mu_;
   std::thread thread_;  // last: it uses all of the above

@@ -1,33 +1,64 @@
-// What a receiving side checks, whatever carried the bytes: the ticket before, each block after.
+// What a receiving side checks, whatever carried the bytes: the ticket before, each block after, the end at last.
 #ifndef BATON_KVTRANSFER_RECEIVER_H_
 #define BATON_KVTRANSFER_RECEIVER_H_
 
 #include <cstddef>
+#include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kvcache/block_pool.h"
+#include "kvtransfer/block_tag.h"
 #include "kvtransfer/transport.h"
 
 namespace baton::kvtransfer {
 
-// What the sender says of one block beside its bytes.
-struct ArrivedBlock {
-  size_t block_idx = 0;
-  uint64_t generation = 0;
-  uint64_t checksum = 0;
+// One fetch's receiving state. The transport keeps it from Fetch() to the callback and past that while bytes can still
+// arrive. Movable; one thread at a time.
+class Reception {
+ public:
+  // Parts that are `options`, `transport` and clock stay the caller's and outlive it.
+  Reception(const ReceiverOptions* options, absl::string_view transport, FetchRequest request);
+
+  // What must hold before anything is sent: CheckTicketForFetch, an endpoint for this transport, tags if required, room
+  // for each block that is missing. Nothing else may be called before it said OK.
+  absl::Status Check() const;
+  // `retry` (below 256) counts attempts that the transport makes by itself: those of a connection, say.
+  v1::FetchOpen Open(uint32_t retry = 0) const;
+  const v1::Ticket& ticket() const { return request_.ticket; }
+  const v1::Endpoint& endpoint() const { return *EndpointFor(request_.ticket, transport_); }
+  absl::Time deadline() const { return request_.deadline; }
+  kvcache::BlockLease& destination() { return request_.destination; }
+
+  // Before any byte of a block is taken: where its bytes go. Empty: a block that came before; drop it. DATA_LOSS for one
+  // that was not asked for or a wrong length, ABORTED for another generation than the ticket's.
+  absl::StatusOr<std::span<std::byte>> Place(const v1::BlockSeal& seal, size_t length);
+  // After its last byte: DATA_LOSS for a wrong checksum, PERMISSION_DENIED for a wrong tag.
+  absl::Status Arrived(size_t block_idx);
+  // The sender's last message: its error, or OK when it says that all is valid. DATA_LOSS, PERMISSION_DENIED: the message
+  // itself is not.
+  absl::Status TakeEnd(const v1::TransferEnd& end);
+  // The end is there and, unless it says `finished`, every block is verified. Blocks can still be arriving then.
+  bool complete() const;
+  // Once complete. `detail` is the transport's.
+  FetchResult Result(std::string detail) const;
+
+ private:
+  enum class Block : uint8_t { kMissing, kArriving, kVerified };
+  size_t num_asked() const { return blocks_.size(); }
+
+  const ReceiverOptions* options_;
+  absl::string_view transport_;
+  FetchRequest request_;
+  absl::Time started_;
+  std::unique_ptr<BlockTagger> tagger_;  // null: no tags
+  std::vector<Block> blocks_;            // [ticket block - first_block]
+  std::vector<v1::BlockSeal> seals_;     // of those that arrive or did
+  size_t num_verified_ = 0;
+  std::optional<v1::TransferEnd> end_;
 };
-
-// CheckTicketForFetch, and that the ticket is for `transport`, and that `destination` has room for each of its blocks.
-absl::Status CheckFetch(const ReceiverOptions& receiver, absl::string_view transport, const v1::Ticket& ticket,
-                        const kvcache::BlockLease& destination);
-
-// Before any byte is taken: the block exists, has the expected length and the generation that the ticket names.
-// DATA_LOSS or ABORTED.
-absl::Status CheckBlockHeader(const v1::Ticket& ticket, const ArrivedBlock& block, size_t length, size_t block_bytes);
-
-// After the last byte: DATA_LOSS unless the bytes have the checksum that the ticket (not the sender) names.
-absl::Status CheckBlockBytes(const v1::Ticket& ticket, size_t block_idx, std::span<const std::byte> bytes);
 
 }  // namespace baton::kvtransfer
 

@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
@@ -54,6 +55,13 @@ class Encoder {
   std::string out_;
 };
 
+void EncodeEndpoint(const v1::Endpoint& endpoint, Encoder* e) {
+  e->Bytes(endpoint.worker_name());
+  e->Bytes(endpoint.incarnation());
+  e->Bytes(endpoint.transport());
+  e->Bytes(endpoint.address());
+}
+
 std::string Mac(const ClusterKey& key, const v1::Ticket& ticket) {
   const std::string message = CanonicalEncoding(ticket);
   unsigned char mac[EVP_MAX_MD_SIZE];
@@ -79,6 +87,10 @@ absl::Status DifferHash(absl::string_view what, const std::string& prefill, cons
   return absl::FailedPreconditionError(
       absl::StrCat(what, ": prefill ", absl::CEscape(prefill.substr(0, 12)), ", decode ",
                    absl::CEscape(decode.substr(0, 12)), "; pair workers that serve the same model file"));
+}
+
+bool Oversized(const v1::Endpoint& endpoint) {
+  return endpoint.worker_name().size() > 256 || endpoint.transport().size() > 32 || endpoint.address().size() > 4096;
 }
 
 absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(absl::StrCat("ticket: ", what)); }
@@ -208,15 +220,12 @@ absl::Status CompareFingerprints(const v1::ModelFingerprint& prefill, const v1::
 
 std::string CanonicalEncoding(const v1::Ticket& ticket) {
   Encoder e;
-  e.Bytes("baton ticket 1");  // domain: this key signs nothing else that could be taken for a ticket
+  e.Bytes("baton ticket 2");  // domain: this key signs nothing else that could be taken for a ticket
   e.Bytes(ticket.request_id());
   e.Number(ticket.epoch());
   e.Number(ticket.transfer_id_high());
   e.Number(ticket.transfer_id_low());
-  e.Bytes(ticket.endpoint().worker_name());
-  e.Bytes(ticket.endpoint().incarnation());
-  e.Bytes(ticket.endpoint().transport());
-  e.Bytes(ticket.endpoint().address());
+  EncodeEndpoint(ticket.endpoint(), &e);
   e.Bytes(ticket.layout().dtype());
   e.Number(ticket.layout().block_size());
   e.Number(ticket.layout().num_layers());
@@ -232,9 +241,12 @@ std::string CanonicalEncoding(const v1::Ticket& ticket) {
   for (const v1::BlockSlot& block : ticket.blocks()) {
     e.Number(block.block_id());
     e.Number(block.generation());
-    e.Number(block.checksum());
   }
   e.Number(ticket.lease_ms());
+  e.Number(static_cast<uint64_t>(ticket.fallbacks_size()));
+  for (const v1::Endpoint& endpoint : ticket.fallbacks()) EncodeEndpoint(endpoint, &e);
+  e.Number(ticket.num_consumers());
+  e.Number(ticket.block_tags());
   return e.Take();
 }
 
@@ -257,9 +269,17 @@ absl::Status CheckTicketShape(const v1::Ticket& ticket) {
   }
   if (ticket.transfer_id_high() == 0 && ticket.transfer_id_low() == 0) return Bad("no transfer id");
   if (ticket.endpoint().incarnation().size() != 32) return Bad("the endpoint's incarnation is not 32 hex digits");
-  if (ticket.endpoint().worker_name().size() > 256 || ticket.endpoint().transport().size() > 32 ||
-      ticket.endpoint().address().size() > 4096) {
+  if (ticket.fallbacks_size() > kMaxFallbacks) return Bad(absl::StrCat("names ", ticket.fallbacks_size(), " fallbacks"));
+  if (Oversized(ticket.endpoint()) || std::any_of(ticket.fallbacks().begin(), ticket.fallbacks().end(), Oversized)) {
     return Bad("the endpoint is oversized");
+  }
+  for (const v1::Endpoint& e : ticket.fallbacks()) {
+    if (e.worker_name() != ticket.endpoint().worker_name() || e.incarnation() != ticket.endpoint().incarnation()) {
+      return Bad("a fallback endpoint is another worker's");
+    }
+  }
+  if (ticket.num_consumers() < 1 || ticket.num_consumers() > kMaxConsumers) {
+    return Bad(absl::StrCat("num_consumers is ", ticket.num_consumers(), ", not in [1, ", kMaxConsumers, "]"));
   }
   if (ticket.mac().size() != kMacBytes) return Bad(absl::StrCat("the MAC has ", ticket.mac().size(), " bytes, not 32"));
   if (ticket.lease_ms() < 1 || ticket.lease_ms() > kMaxLeaseMs) {
@@ -279,6 +299,20 @@ absl::Status CheckTicketShape(const v1::Ticket& ticket) {
   }
   return absl::OkStatus();
 }
+
+const v1::Endpoint* EndpointFor(const v1::Ticket& ticket, absl::string_view transport) {
+  if (transport == ticket.endpoint().transport()) return &ticket.endpoint();
+  for (const v1::Endpoint& e : ticket.fallbacks()) {
+    if (transport == e.transport()) return &e;
+  }
+  return nullptr;
+}
+
+absl::Duration HeartbeatInterval(const v1::Ticket& ticket) {
+  return std::clamp(Lease(ticket) / 3, absl::Milliseconds(10), absl::Seconds(5));
+}
+
+absl::Duration SilenceLimit(const v1::Ticket& ticket) { return std::max(Lease(ticket), absl::Seconds(2)); }
 
 absl::Status CheckTicketForFetch(const ClusterKey& key, const v1::Ticket& ticket, const kernels::KvLayout& layout,
                                  const v1::ModelFingerprint& fingerprint) {

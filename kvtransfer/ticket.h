@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "kernels/kv_view.h"
 #include "proto/kv.pb.h"
 
@@ -25,6 +26,8 @@ inline constexpr size_t kMaxTicketBytes = 1 << 20;      // serialized
 inline constexpr int kMaxTicketBlocks = 32768;          // 512K tokens at 16 a block
 inline constexpr size_t kMaxRequestIdBytes = 128;
 inline constexpr uint64_t kMaxLeaseMs = 600'000;
+inline constexpr int kMaxFallbacks = 4;
+inline constexpr uint32_t kMaxConsumers = 64;
 
 // The secret that all workers of a cluster share. Never printed.
 class ClusterKey {
@@ -82,6 +85,18 @@ absl::Status VerifyMac(const ClusterKey& key, const v1::Ticket& ticket);
 // INVALID_ARGUMENT unless every field is in bounds and the parts agree with each other (as many blocks as num_tokens
 // need). Says nothing about authenticity.
 absl::Status CheckTicketShape(const v1::Ticket& ticket);
+
+// Where the ticket's worker can be reached by `transport`; null: not at all.
+const v1::Endpoint* EndpointFor(const v1::Ticket& ticket, absl::string_view transport);
+
+// How long the exporter holds blocks for a receiver it does not hear of.
+inline absl::Duration Lease(const v1::Ticket& ticket) {
+  return absl::Milliseconds(static_cast<int64_t>(ticket.lease_ms()));
+}
+// While a transfer runs, each side lets the other hear of it at least this often,
+absl::Duration HeartbeatInterval(const v1::Ticket& ticket);
+// and gives the other up after this long without a word.
+absl::Duration SilenceLimit(const v1::Ticket& ticket);
 
 // All that a receiver checks before it asks for bytes: shape, MAC, layout and fingerprint, in that order.
 absl::Status CheckTicketForFetch(const ClusterKey& key, const v1::Ticket& ticket, const kernels::KvLayout& layout,

@@ -6,18 +6,26 @@ namespace {
 using S = TransferState;
 using A = TransferAction;
 
-// Rows: states in order. Columns: kClaim, kRelease, kExpire, kQuiet.
+// Rows: states in order. Columns: events in order.
+// clang-format off
 constexpr TransferStep kTable[kNumTransferStates][kNumTransferEvents] = {
-    // kUnknown: releasing or expiring what is over is a no-op.
-    {{S::kUnknown, A::kRefuse}, {S::kUnknown, A::kNone}, {S::kUnknown, A::kNone}, {S::kUnknown, A::kImpossible}},
+    // kUnknown: what comes late for an export that is over means nothing any more.
+    {{S::kUnknown, A::kRefuse}, {S::kUnknown, A::kRefuse}, {S::kUnknown, A::kNone}, {S::kUnknown, A::kNone},
+     {S::kUnknown, A::kNone}, {S::kUnknown, A::kImpossible}, {S::kUnknown, A::kImpossible},
+     {S::kUnknown, A::kImpossible}},
     // kOffered: nobody reads, so the blocks go back at once.
-    {{S::kClaimed, A::kStartSend}, {S::kUnknown, A::kFree}, {S::kUnknown, A::kFree}, {S::kOffered, A::kImpossible}},
-    // kClaimed: a second claim is refused; the end of the first frees, whether it sent all or not, for a ticket is good
-    // for one fetch.
-    {{S::kClaimed, A::kRefuse}, {S::kClosing, A::kStopSend}, {S::kClosing, A::kStopSend}, {S::kUnknown, A::kFree}},
+    {{S::kReading, A::kStartSend}, {S::kOffered, A::kImpossible}, {S::kUnknown, A::kFree}, {S::kUnknown, A::kFree},
+     {S::kOffered, A::kNone}, {S::kOffered, A::kImpossible}, {S::kOffered, A::kImpossible},
+     {S::kOffered, A::kImpossible}},
+    // kReading
+    {{S::kReading, A::kStartSend}, {S::kReading, A::kRefuse}, {S::kClosing, A::kStopSend},
+     {S::kClosing, A::kStopSend}, {S::kReading, A::kWake}, {S::kReading, A::kNone}, {S::kOffered, A::kNone},
+     {S::kUnknown, A::kFree}},
     // kClosing
-    {{S::kClosing, A::kRefuse}, {S::kClosing, A::kNone}, {S::kClosing, A::kNone}, {S::kUnknown, A::kFree}},
+    {{S::kClosing, A::kRefuse}, {S::kClosing, A::kRefuse}, {S::kClosing, A::kNone}, {S::kClosing, A::kNone},
+     {S::kClosing, A::kNone}, {S::kClosing, A::kNone}, {S::kUnknown, A::kFree}, {S::kUnknown, A::kFree}},
 };
+// clang-format on
 
 }  // namespace
 
@@ -26,12 +34,13 @@ TransferStep NextTransferStep(TransferState state, TransferEvent event) {
 }
 
 absl::string_view Name(TransferState state) {
-  constexpr const char* kNames[kNumTransferStates] = {"unknown", "offered", "claimed", "closing"};
+  constexpr const char* kNames[kNumTransferStates] = {"unknown", "offered", "reading", "closing"};
   return kNames[static_cast<int>(state)];
 }
 
 absl::string_view Name(TransferEvent event) {
-  constexpr const char* kNames[kNumTransferEvents] = {"claim", "release", "expire", "quiet"};
+  constexpr const char* kNames[kNumTransferEvents] = {"claim",    "claim_spent", "release",          "expire",
+                                                      "progress", "reader_gone", "last_reader_gone", "last_reader_spent"};
   return kNames[static_cast<int>(event)];
 }
 

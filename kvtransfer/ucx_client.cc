@@ -10,21 +10,16 @@ namespace baton::kvtransfer {
 absl::Status UcxClientImpl::OnStart() {
   if (absl::Status s = SetHandlerOfAll(&OnUnknownMessage, this); !s.ok()) return s;
   if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kBlock), &OnBlockMessage, this); !s.ok()) return s;
-  return SetHandler(static_cast<unsigned>(UcxMessage::kStatus), &OnStatusMessage, this);
+  if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kBeat), &OnBeatMessage, this); !s.ok()) return s;
+  return SetHandler(static_cast<unsigned>(UcxMessage::kEnd), &OnEndMessage, this);
 }
 
-FetchId UcxClientImpl::Fetch(v1::Ticket ticket, kvcache::BlockLease destination, absl::Time deadline,
-                             FetchCallback done) {
-  Job job;
-  const FetchId id = job.id = ++last_id_;
-  job.ticket = std::move(ticket);
-  job.destination = std::move(destination);
-  job.deadline = deadline;
-  job.started = absl::Now();
-  job.done = std::move(done);
-  auto held = std::make_shared<Job>(std::move(job));
+FetchId UcxClientImpl::Fetch(FetchRequest request, FetchCallback done) {
+  const FetchId id = ++last_id_;
+  auto held = std::make_shared<Job>(
+      Job{.id = id, .reception = Reception(&receiver_, kTransportName, std::move(request)), .done = std::move(done)});
   if (!Post([this, held] { Begin(std::move(*held)); })) {
-    held->done(absl::CancelledError("the transport is shut down"), std::move(held->destination));
+    held->done(absl::CancelledError("the transport is shut down"), std::move(held->reception.destination()));
   }
   return id;
 }
@@ -35,19 +30,21 @@ void UcxClientImpl::Cancel(FetchId id) {
 
 void UcxClientImpl::Begin(Job job) {
   Count(&UcxClientCounters::fetches);
-  absl::Status s = CheckFetch(receiver_, kTransportName, job.ticket, job.destination);
-  if (s.ok()) s = Reachable(job.ticket.endpoint()).status();
-  if (s.ok() && by_transfer_.count(TransferId::Of(job.ticket)) > 0) {
+  absl::Status s = job.reception.Check();
+  if (s.ok()) s = Reachable(job.reception.endpoint()).status();
+  const TransferId transfer = TransferId::Of(job.reception.ticket());
+  if (s.ok() && by_transfer_.count(transfer) > 0) {
     s = absl::AbortedError("the ticket is already being fetched; one ticket is good for one fetch");
   }
-  if (s.ok() && absl::Now() >= job.deadline) s = absl::DeadlineExceededError("the deadline passed before the KV fetch");
+  if (s.ok() && absl::Now() >= job.reception.deadline()) {
+    s = absl::DeadlineExceededError("the deadline passed before the KV fetch");
+  }
   if (!s.ok()) {
     Count(&UcxClientCounters::failed);
-    job.done(std::move(s), std::move(job.destination));
+    job.done(std::move(s), std::move(job.reception.destination()));
     return;
   }
-  job.blocks.assign(static_cast<size_t>(job.ticket.blocks_size()), Block::kMissing);
-  by_transfer_[TransferId::Of(job.ticket)] = job.id;
+  by_transfer_[transfer] = job.id;
   const FetchId id = job.id;
   Connect(&jobs_.emplace(id, std::move(job)).first->second);
 }
@@ -62,61 +59,56 @@ void UcxClientImpl::BlockArrived(FetchId id, size_t block_idx, ucs_status_t stat
     return;
   }
   if (status != UCS_OK) {
-    Fail(id, UcxError(absl::StrCat("block ", block_idx, " did not arrive from prefill worker ",
-                                   job.ticket.endpoint().worker_name()), status));
+    Fail(id, UcxError(absl::StrCat("block ", block_idx, " did not arrive from worker ",
+                                   job.reception.endpoint().worker_name()), status));
     return;
   }
-  if (absl::Status s = CheckBlockBytes(job.ticket, block_idx, job.destination.bytes(block_idx)); !s.ok()) {
+  if (absl::Status s = job.reception.Arrived(block_idx); !s.ok()) {
     Fail(id, s);
     return;
   }
-  job.blocks[block_idx] = Block::kVerified;
-  ++job.num_verified;
   MaybeSucceed(id);
 }
 
-void UcxClientImpl::StatusArrived(FetchId id, const StatusHeader& header, const std::string& text) {
+void UcxClientImpl::EndArrived(FetchId id, const std::string& bytes) {
   auto it = jobs_.find(id);
   if (it == jobs_.end() || it->second.over) return;
-  if (header.code != absl::StatusCode::kOk) {
-    Fail(id, absl::Status(header.code, absl::StrCat("prefill worker ", it->second.ticket.endpoint().worker_name(), ": ",
-                                                    text)));
-    return;
-  }
   it->second.server_done = true;
+  v1::TransferEnd end;
+  if (!end.ParseFromString(bytes)) return Fail(id, absl::DataLossError("the transfer's last message is not one"));
+  if (absl::Status s = it->second.reception.TakeEnd(end); !s.ok()) return Fail(id, s);
   MaybeSucceed(id);
 }
 
 void UcxClientImpl::MaybeSucceed(FetchId id) {
   auto it = jobs_.find(id);
-  if (!it->second.server_done || it->second.num_verified < it->second.blocks.size()) return;
+  // A request that finished early may still have blocks on their way: the memory is not the caller's before they landed.
+  if (!it->second.reception.complete() || it->second.arriving > 0) return;
   Job job = std::move(it->second);
   jobs_.erase(it);
-  by_transfer_.erase(TransferId::Of(job.ticket));
-  FetchStats stats;
-  stats.blocks = static_cast<uint32_t>(job.num_verified);
-  stats.bytes = job.num_verified * receiver_.layout.block_bytes();
-  stats.duration = absl::Now() - job.started;
-  stats.transport = kTransportName;
+  by_transfer_.erase(TransferId::Of(job.reception.ticket()));
+  std::string detail;
   if (Conn* conn = FindConn(job.conn); conn != nullptr) {
     if (conn->detail.empty() && !conn->closing) conn->detail = DescribeEndpoint(conn->ep);
-    stats.detail = conn->detail;
+    detail = conn->detail;
   }
   Count(&UcxClientCounters::completed);
-  job.done(std::move(stats), std::move(job.destination));
+  FetchResult result = job.reception.Result(std::move(detail));
+  job.done(std::move(result), std::move(job.reception.destination()));
 }
 
 void UcxClientImpl::Fail(FetchId id, const absl::Status& why) {
   auto it = jobs_.find(id);
   if (it == jobs_.end() || it->second.over) return;
   Job& job = it->second;
-  by_transfer_.erase(TransferId::Of(job.ticket));
+  const TransferId transfer = TransferId::Of(job.reception.ticket());
+  by_transfer_.erase(transfer);
   Count(&UcxClientCounters::failed);
   if (Conn* conn = FindConn(job.conn); conn != nullptr && !conn->closing) {
     // Sent even if the server has ended already: it ignores what it does not know. An unanswered connection that the
     // server refused is closed by it.
     if (conn->established && !job.server_done) {
-      Send(conn->ep, static_cast<unsigned>(UcxMessage::kStop), EncodeStop(TransferId::Of(job.ticket)), "", nullptr, 0,
+      Send(conn->ep, static_cast<unsigned>(UcxMessage::kStop), EncodeStop(transfer), "", nullptr, 0,
            UCP_AM_SEND_FLAG_EAGER, [](ucs_status_t) {});
     }
   }
@@ -125,15 +117,15 @@ void UcxClientImpl::Fail(FetchId id, const absl::Status& why) {
   // sanitizer does not see it.
   absl::Status reason(why.code(), why.message());
   if (job.arriving == 0) {
-    kvcache::BlockLease destination = std::move(job.destination);
+    kvcache::BlockLease destination = std::move(job.reception.destination());
     jobs_.erase(it);
     done(std::move(reason), std::move(destination));
     return;
   }
   job.over = true;
   job.cut_at = absl::Now() + options_.quiet_timeout;
-  job.pool = job.destination.pool()->shared_from_this();
-  job.quarantine = job.destination.Quarantine();
+  job.pool = job.reception.destination().pool()->shared_from_this();
+  job.quarantine = job.reception.destination().Quarantine();
   Count(&UcxClientCounters::quarantines);
   Count(&UcxClientCounters::quarantines_open);
   done(std::move(reason), kvcache::BlockLease());
@@ -149,6 +141,7 @@ absl::Time UcxClientImpl::OnTick(absl::Time now) {
   absl::Time next = absl::InfiniteFuture();
   std::vector<FetchId> late;
   std::vector<FetchId> retry;
+  std::vector<FetchId> silent;
   for (auto& [id, job] : jobs_) {
     if (job.over) {
       Conn* conn = FindConn(job.conn);
@@ -159,14 +152,23 @@ absl::Time UcxClientImpl::OnTick(absl::Time now) {
       next = std::min(next, std::max(job.cut_at, now + absl::Milliseconds(1)));
       continue;
     }
-    if (now >= job.deadline) {
+    if (now >= job.reception.deadline()) {
       late.push_back(id);
+    } else if (now >= job.silent_at) {
+      silent.push_back(id);
     } else if (now >= job.retry_at) {
       retry.push_back(id);
+    } else if (Conn* conn = FindConn(job.conn); now >= job.beat_at && conn != nullptr && !conn->closing) {
+      job.beat_at = now + HeartbeatInterval(job.reception.ticket());
+      Send(conn->ep, static_cast<unsigned>(UcxMessage::kBeat), EncodeBeat(TransferId::Of(job.reception.ticket())), "",
+           nullptr, 0, UCP_AM_SEND_FLAG_EAGER, [](ucs_status_t) {});
     }
-    next = std::min({next, job.deadline, job.retry_at});
+    next = std::min({next, job.reception.deadline(), job.retry_at, job.silent_at, job.beat_at});
   }
   for (FetchId id : late) Fail(id, absl::DeadlineExceededError("the deadline passed during the KV fetch"));
+  for (FetchId id : silent) {
+    Fail(id, absl::UnavailableError("the exporting worker fell silent during the KV fetch"));
+  }
   for (FetchId id : retry) {
     if (auto it = jobs_.find(id); it != jobs_.end()) Connect(&it->second);
   }

@@ -22,7 +22,7 @@ absl::StatusOr<UcxAddress> UcxClientImpl::Reachable(const v1::Endpoint& endpoint
 void UcxClientImpl::Connect(Job* job) {
   ++job->attempts;
   job->retry_at = absl::InfiniteFuture();
-  absl::StatusOr<Conn*> conn = OpenConn(job->ticket.endpoint());
+  absl::StatusOr<Conn*> conn = OpenConn(job->reception.endpoint());
   if (!conn.ok()) {
     Fail(job->id, conn.status());
     return;
@@ -34,7 +34,11 @@ void UcxClientImpl::Connect(Job* job) {
 
 void UcxClientImpl::SendFetch(Conn* conn, Job* job) {
   job->sent = true;
-  Send(conn->ep, static_cast<unsigned>(UcxMessage::kFetch), EncodeFetch(), job->ticket.SerializeAsString(), nullptr, 0,
+  const absl::Time now = absl::Now();
+  job->silent_at = now + SilenceLimit(job->reception.ticket());
+  job->beat_at = now + HeartbeatInterval(job->reception.ticket());
+  Send(conn->ep, static_cast<unsigned>(UcxMessage::kFetch), EncodeFetch(),
+       job->reception.Open(static_cast<uint32_t>(job->attempts)).SerializeAsString(), nullptr, 0,
        UCP_AM_SEND_FLAG_EAGER, [this, id = conn->id](ucs_status_t status) {
          Conn* c = FindConn(id);
          if (status != UCS_OK && c != nullptr && !c->closing) LoseConn(c, UcxError("sending the fetch", status));
@@ -129,6 +133,7 @@ void UcxClientImpl::LoseConn(Conn* conn, const absl::Status& why) {
       continue;
     }
     job.conn = 0;
+    job.silent_at = job.beat_at = absl::InfiniteFuture();
     job.retry_at = now + options_.connect_backoff * (1 << (job.attempts - 1));
   }
 }
@@ -148,14 +153,18 @@ void UcxClientImpl::CloseConn(Conn* conn) {
   });
 }
 
-UcxClientImpl::Job* UcxClientImpl::FindJob(TransferId id, const ucp_am_recv_param_t* param, Conn** conn) {
-  auto named = by_transfer_.find(id);
-  if (named == by_transfer_.end() || (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) return nullptr;
-  auto ep = by_ep_.find(param->reply_ep);
-  if (ep == by_ep_.end()) return nullptr;
+UcxClientImpl::Job* UcxClientImpl::FindJob(std::optional<TransferId> id, const ucp_am_recv_param_t* param) {
+  const auto named = id.has_value() ? by_transfer_.find(*id) : by_transfer_.end();
+  const bool has_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
+  const auto ep = has_ep ? by_ep_.find(param->reply_ep) : by_ep_.end();
+  // A connection other than the job's: another peer speaks of our transfer.
+  if (named == by_transfer_.end() || ep == by_ep_.end() || jobs_.at(named->second).conn != ep->second) {
+    Count(&UcxClientCounters::ignored_messages);
+    return nullptr;
+  }
   Job& job = jobs_.at(named->second);
-  if (job.conn != ep->second) return nullptr;  // another peer speaks of our transfer
-  *conn = FindConn(ep->second);
+  FindConn(ep->second)->established = true;
+  job.silent_at = absl::Now() + SilenceLimit(job.reception.ticket());
   return &job;
 }
 
@@ -164,31 +173,24 @@ ucs_status_t UcxClientImpl::OnBlockMessage(void* arg, const void* header, size_t
                                            const ucp_am_recv_param_t* param) {
   auto* self = static_cast<UcxClientImpl*>(arg);
   const std::optional<BlockHeader> block = DecodeBlock(header, header_size);
-  Conn* conn = nullptr;
-  Job* job = block.has_value() ? self->FindJob(block->id, param, &conn) : nullptr;
-  if (job == nullptr) {
-    self->Count(&UcxClientCounters::ignored_messages);
-    return UCS_OK;
-  }
-  conn->established = true;
+  Job* job = self->FindJob(block.has_value() ? std::optional(block->id) : std::nullopt, param);
+  if (job == nullptr) return UCS_OK;
   return self->TakeBlock(job, *block, data, size, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);
 }
 
 ucs_status_t UcxClientImpl::TakeBlock(Job* job, const BlockHeader& block, void* data, size_t size, bool rendezvous) {
-  const absl::Status s = CheckBlockHeader(job->ticket, {block.block_idx, block.generation, block.checksum}, size,
-                                          receiver_.layout.block_bytes());
-  if (!s.ok()) {
-    Defer([this, id = job->id, s] { Fail(id, s); });
+  const absl::StatusOr<std::span<std::byte>> place = job->reception.Place(block.seal, size);
+  if (!place.ok()) {
+    Defer([this, id = job->id, s = place.status()] { Fail(id, s); });
     return UCS_OK;
   }
-  if (job->blocks[block.block_idx] != Block::kMissing) {
+  const std::span<std::byte> to = *place;
+  if (to.empty()) {
     Count(&UcxClientCounters::ignored_messages);  // sent twice; the first copy counts
     return UCS_OK;
   }
-  job->blocks[block.block_idx] = Block::kArriving;
   ++job->arriving;
-  const std::span<std::byte> to = job->destination.bytes(block.block_idx);
-  auto* op = new ReceiveOp{this, job->id, block.block_idx};
+  auto* op = new ReceiveOp{this, job->id, block.seal.block_idx()};
   receives_.insert(op);
   if (!rendezvous) {
     std::memcpy(to.data(), data, size);
@@ -223,20 +225,24 @@ ucs_status_t UcxClientImpl::OnUnknownMessage(void* arg, const void* header, size
   return UCS_OK;
 }
 
-ucs_status_t UcxClientImpl::OnStatusMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
-                                            const ucp_am_recv_param_t* param) {
+ucs_status_t UcxClientImpl::OnEndMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                         const ucp_am_recv_param_t* param) {
   auto* self = static_cast<UcxClientImpl*>(arg);
-  const std::optional<StatusHeader> status = DecodeStatus(header, header_size);
-  Conn* conn = nullptr;
-  Job* job = status.has_value() ? self->FindJob(status->id, param, &conn) : nullptr;
-  if (job == nullptr || size > kMaxStatusText || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+  if (size > kMaxEndBytes || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
     self->Count(&UcxClientCounters::ignored_messages);
     return UCS_OK;
   }
-  conn->established = true;
-  self->Defer([self, id = job->id, status = *status, text = std::string(static_cast<const char*>(data), size)] {
-    self->StatusArrived(id, status, text);
-  });
+  if (Job* job = self->FindJob(DecodeEnd(header, header_size), param); job != nullptr) {
+    self->Defer([self, id = job->id, bytes = std::string(static_cast<const char*>(data), size)] {
+      self->EndArrived(id, bytes);
+    });
+  }
+  return UCS_OK;
+}
+
+ucs_status_t UcxClientImpl::OnBeatMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                          const ucp_am_recv_param_t* param) {
+  static_cast<UcxClientImpl*>(arg)->FindJob(DecodeBeat(header, header_size), param);  // that it is heard of is all
   return UCS_OK;
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -26,7 +27,7 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
 
   absl::Status Start() { return StartLoop(options_.network_trusted); }
   absl::string_view name() const override { return kTransportName; }
-  FetchId Fetch(v1::Ticket ticket, kvcache::BlockLease destination, absl::Time deadline, FetchCallback done) override;
+  FetchId Fetch(FetchRequest request, FetchCallback done) override;
   void Cancel(FetchId id) override;
   void Shutdown() override { StopLoop(); }
   UcxClientCounters counters() const override {
@@ -49,22 +50,18 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
     bool closing = false;
     std::string detail;
   };
-  enum class Block : uint8_t { kMissing, kArriving, kVerified };
   struct Job {
     FetchId id = 0;
-    v1::Ticket ticket;
-    kvcache::BlockLease destination;
-    absl::Time deadline;
-    absl::Time started;
+    Reception reception;
     FetchCallback done;
     ConnId conn = 0;    // 0: waiting to connect (again)
     bool sent = false;  // on that connection
     int attempts = 0;
     absl::Time retry_at = absl::InfiniteFuture();
-    std::vector<Block> blocks;
-    size_t num_verified = 0;
-    int arriving = 0;         // receives that UCX may still write for
-    bool server_done = false; // it confirmed the generations after the last block
+    absl::Time silent_at = absl::InfiniteFuture();  // once sent: when the peer counts as gone
+    absl::Time beat_at = absl::InfiniteFuture();
+    int arriving = 0;          // receives that UCX may still write for
+    bool server_done = false;  // its end is here
     // Set once the callback ran while bytes could still arrive.
     bool over = false;
     std::shared_ptr<kvcache::BlockPool> pool;
@@ -87,8 +84,10 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
   static void OnConnError(void* arg, ucp_ep_h ep, ucs_status_t status);
   static ucs_status_t OnBlockMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                      const ucp_am_recv_param_t* param);
-  static ucs_status_t OnStatusMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
-                                      const ucp_am_recv_param_t* param);
+  static ucs_status_t OnEndMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                   const ucp_am_recv_param_t* param);
+  static ucs_status_t OnBeatMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                    const ucp_am_recv_param_t* param);
   static ucs_status_t OnUnknownMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                        const ucp_am_recv_param_t* param);
   static void OnReceived(void* request, ucs_status_t status, size_t size, void* user_data);
@@ -100,10 +99,11 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
   absl::StatusOr<Conn*> OpenConn(const v1::Endpoint& endpoint);
   void FenceOlderIncarnations(const Peer& peer);
   Conn* FindConn(ConnId id);
-  Job* FindJob(TransferId id, const ucp_am_recv_param_t* param, Conn** conn);
+  // The job that the peer speaks of, which is thereby heard of; null, and counted as ignored: none.
+  Job* FindJob(std::optional<TransferId> id, const ucp_am_recv_param_t* param);
   ucs_status_t TakeBlock(Job* job, const BlockHeader& block, void* data, size_t size, bool rendezvous);
   void BlockArrived(FetchId id, size_t block_idx, ucs_status_t status);
-  void StatusArrived(FetchId id, const StatusHeader& header, const std::string& text);
+  void EndArrived(FetchId id, const std::string& bytes);
   void MaybeSucceed(FetchId id);
   void Fail(FetchId id, const absl::Status& why);
   void EndQuarantine(Jobs::iterator it);

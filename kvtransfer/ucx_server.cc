@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kvtransfer/ucx_runtime.h"
@@ -18,6 +19,14 @@ constexpr int kWindow = 8;
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 // Between the refusal of a forged ticket and the cut, so that the reason arrives first.
 constexpr absl::Duration kRefusalLinger = absl::Milliseconds(100);
+
+// Of a transfer that has no claim.
+v1::TransferEnd EndWith(const absl::Status& status) {
+  v1::TransferEnd end;
+  end.set_code(static_cast<uint32_t>(status.code()));
+  end.set_message(std::string(status.message().substr(0, 512)));
+  return end;
+}
 
 class UcxServerImpl final : public UcxServer, private UcxLoop {
  public:
@@ -46,13 +55,15 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
   };
   struct Transfer {
     Claim claim;
-    ConnId conn;
-    size_t next_block = 0;
     int in_flight = 0;
+    absl::Time beat_at;
     bool stopping = false;
-    absl::Time cut_at;  // when stopping
+    bool broken = false;  // by the transport, not by anyone's wish
+    absl::Time cut_at;    // when stopping
   };
-  using Transfers = std::map<TransferId, Transfer>;
+  // A receiver's later attempt comes by another connection, so the same transfer can run on two for a moment.
+  using TransferKey = std::pair<ConnId, TransferId>;
+  using Transfers = std::map<TransferKey, Transfer>;
 
   absl::Status OnStart() override;
   absl::Time OnTick(absl::Time now) override;
@@ -68,6 +79,8 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
                                        const ucp_am_recv_param_t* param);
   static ucs_status_t OnStopMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                     const ucp_am_recv_param_t* param);
+  static ucs_status_t OnBeatMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                    const ucp_am_recv_param_t* param);
 
   void Accept(ucp_conn_request_h request);
   void RejectMessage(Conn* conn);
@@ -76,11 +89,14 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
   void HandleFetch(ConnId conn_id, bool well_formed, const std::string& payload);
   void RefuseConn(Conn* conn, TransferId id, const absl::Status& why);
   void CloseConn(Conn* conn);
+  // Does `what` (deferred) to the transfer that a known client speaks of, if it runs; rejects everybody else.
+  void OfTransfer(const ucp_am_recv_param_t* param, std::optional<TransferId> id,
+                  absl::AnyInvocable<void(Transfer*)> what);
   void Stop(Transfer* transfer, absl::Time now);
-  void Pump(TransferId id);
-  void BlockSent(TransferId id, ucs_status_t status);
+  void Pump(TransferKey key);
+  void BlockSent(TransferKey key, ucs_status_t status);
   void Finish(Transfers::iterator it);
-  void SendStatus(Conn* conn, TransferId id, const absl::Status& status, size_t num_blocks);
+  void SendEnd(Conn* conn, TransferId id, const v1::TransferEnd& end);
   void Count(uint64_t UcxServerCounters::*field, int64_t by = 1) {
     MutexLock lock(&counters_mu_);
     counters_.*field += static_cast<uint64_t>(by);
@@ -103,6 +119,7 @@ absl::Status UcxServerImpl::OnStart() {
   if (absl::Status s = SetHandlerOfAll(&OnUnknownMessage, this); !s.ok()) return s;
   if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kFetch), &OnFetchMessage, this); !s.ok()) return s;
   if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kStop), &OnStopMessage, this); !s.ok()) return s;
+  if (absl::Status s = SetHandler(static_cast<unsigned>(UcxMessage::kBeat), &OnBeatMessage, this); !s.ok()) return s;
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(bind_.host);
@@ -135,15 +152,20 @@ void UcxServerImpl::OnStop() {
 }
 
 absl::Time UcxServerImpl::OnTick(absl::Time now) {
-  for (auto& [id, transfer] : transfers_) {
+  for (auto& [key, transfer] : transfers_) {
     if (!transfer.stopping && transfer.claim.stop_requested()) Stop(&transfer, now);
+    Conn* conn = FindConn(key.first);
+    if (transfer.stopping || now < transfer.beat_at || conn == nullptr || conn->closing) continue;
+    transfer.beat_at = now + HeartbeatInterval(transfer.claim.ticket());
+    Send(conn->ep, static_cast<unsigned>(UcxMessage::kBeat), EncodeBeat(key.second), "", nullptr, 0,
+         UCP_AM_SEND_FLAG_EAGER, [](ucs_status_t) {});
   }
   for (auto it = transfers_.begin(); it != transfers_.end();) {
     const auto next = std::next(it);
     if (it->second.stopping && it->second.in_flight == 0) {
       Finish(it);
     } else if (it->second.stopping && now >= it->second.cut_at) {
-      Conn* conn = FindConn(it->second.conn);
+      Conn* conn = FindConn(it->first.first);
       if (conn != nullptr && !conn->closing) {
         Count(&UcxServerCounters::cut);
         CloseConn(conn);
@@ -227,7 +249,7 @@ ucs_status_t UcxServerImpl::OnFetchMessage(void* arg, const void* header, size_t
     return UCS_OK;
   }
   if (conn->refused || conn->closing) return UCS_OK;
-  const bool well_formed = DecodeFetch(header, header_size) && size > 0 && size <= kMaxTicketBytes &&
+  const bool well_formed = DecodeFetch(header, header_size) && size > 0 && size <= kMaxOpenBytes &&
                            (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
   std::string payload;
   if (well_formed) payload.assign(static_cast<const char*>(data), size);
@@ -240,19 +262,26 @@ ucs_status_t UcxServerImpl::OnFetchMessage(void* arg, const void* header, size_t
 ucs_status_t UcxServerImpl::OnStopMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
                                           const ucp_am_recv_param_t* param) {
   auto* self = static_cast<UcxServerImpl*>(arg);
-  Conn* conn = self->ConnOf(param);
-  const std::optional<TransferId> id = DecodeStop(header, header_size);
-  if (conn == nullptr || conn->closing || conn->refused) return UCS_OK;
-  if (!id.has_value() || !conn->authenticated) {
-    self->RejectMessage(conn);
-    return UCS_OK;
-  }
-  self->Defer([self, conn_id = conn->id, id = *id] {
-    auto it = self->transfers_.find(id);
-    if (it == self->transfers_.end() || it->second.conn != conn_id || it->second.stopping) return;
-    self->Stop(&it->second, absl::Now());
-  });
+  self->OfTransfer(param, DecodeStop(header, header_size), [self](Transfer* t) { self->Stop(t, absl::Now()); });
   return UCS_OK;
+}
+
+ucs_status_t UcxServerImpl::OnBeatMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
+                                          const ucp_am_recv_param_t* param) {
+  static_cast<UcxServerImpl*>(arg)->OfTransfer(param, DecodeBeat(header, header_size),
+                                               [](Transfer* t) { t->claim.Renew(); });
+  return UCS_OK;
+}
+
+void UcxServerImpl::OfTransfer(const ucp_am_recv_param_t* param, std::optional<TransferId> id,
+                               absl::AnyInvocable<void(Transfer*)> what) {
+  Conn* conn = ConnOf(param);
+  if (conn == nullptr || conn->closing || conn->refused) return;
+  if (!id.has_value() || !conn->authenticated) return RejectMessage(conn);
+  Defer([this, key = TransferKey(conn->id, *id), what = std::move(what)]() mutable {
+    auto it = transfers_.find(key);
+    if (it != transfers_.end() && !it->second.stopping) what(&it->second);
+  });
 }
 
 ucs_status_t UcxServerImpl::OnUnknownMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,
@@ -276,14 +305,20 @@ void UcxServerImpl::RejectMessage(Conn* conn) {
 void UcxServerImpl::HandleFetch(ConnId conn_id, bool well_formed, const std::string& payload) {
   Conn* conn = FindConn(conn_id);
   if (conn == nullptr || conn->closing || conn->refused) return;
-  v1::Ticket ticket;
-  if (!well_formed || !ticket.ParseFromString(payload)) {
+  v1::FetchOpen open;
+  if (!well_formed || !open.ParseFromString(payload)) {
     Count(&UcxServerCounters::malformed);
     RefuseConn(conn, {}, absl::InvalidArgumentError("not a fetch with a ticket"));
     return;
   }
-  const TransferId id = TransferId::Of(ticket);
-  absl::StatusOr<Claim> claim = exporter_->ClaimTicket(ticket);
+  const TransferId id = TransferId::Of(open.ticket());
+  const TransferKey key(conn_id, id);
+  if (transfers_.count(key) > 0) {
+    Count(&UcxServerCounters::malformed);
+    RefuseConn(conn, id, absl::InvalidArgumentError("the transfer runs on this connection already"));
+    return;
+  }
+  absl::StatusOr<Claim> claim = exporter_->ClaimTicket(open);
   if (absl::IsPermissionDenied(claim.status()) || absl::IsInvalidArgument(claim.status())) {
     Count(absl::IsPermissionDenied(claim.status()) ? &UcxServerCounters::forged : &UcxServerCounters::malformed);
     RefuseConn(conn, id, claim.status());
@@ -292,31 +327,36 @@ void UcxServerImpl::HandleFetch(ConnId conn_id, bool well_formed, const std::str
   conn->authenticated = true;
   if (!claim.ok()) {
     Count(&UcxServerCounters::refused);
-    SendStatus(conn, id, claim.status(), 0);
+    SendEnd(conn, id, EndWith(claim.status()));
     return;
   }
-  transfers_[id] = Transfer{*std::move(claim), conn_id};
-  Pump(id);
+  Transfer& t = transfers_[key];
+  t.claim = *std::move(claim);
+  t.beat_at = absl::Now() + HeartbeatInterval(t.claim.ticket());
+  t.claim.SetWake([this, key] { Post([this, key] { Pump(key); }); });
+  Pump(key);
 }
 
 void UcxServerImpl::RefuseConn(Conn* conn, TransferId id, const absl::Status& why) {
   conn->refused = true;
   conn->cut_at = absl::Now() + kRefusalLinger;
-  SendStatus(conn, id, why, 0);
+  SendEnd(conn, id, EndWith(why));
 }
 
 void UcxServerImpl::CloseConn(Conn* conn) {
   if (conn->closing) return;
   conn->closing = true;
   by_ep_.erase(conn->ep);
-  for (auto& [id, transfer] : transfers_) {
-    if (transfer.conn == conn->id) Stop(&transfer, absl::Now());
+  for (auto& [key, transfer] : transfers_) {
+    if (key.first != conn->id || transfer.stopping) continue;
+    transfer.broken = true;
+    Stop(&transfer, absl::Now());
   }
   CloseEndpoint(conn->ep, [this, id = conn->id] {
     // Sends that UCX ended are counted down by their own callbacks, which were deferred before this one.
     for (auto it = transfers_.begin(); it != transfers_.end();) {
       const auto next = std::next(it);
-      if (it->second.conn == id) Finish(it);
+      if (it->first.first == id) Finish(it);
       it = next;
     }
     conns_.erase(id);
@@ -330,56 +370,55 @@ void UcxServerImpl::Stop(Transfer* transfer, absl::Time now) {
   transfer->cut_at = now + options_.quiet_timeout;
 }
 
-// Sends blocks while the window has room. Deferred completions call it again.
-void UcxServerImpl::Pump(TransferId id) {
-  auto it = transfers_.find(id);
+// Sends sealed blocks while the window has room. Deferred completions and the claim's wake call it again.
+void UcxServerImpl::Pump(TransferKey key) {
+  auto it = transfers_.find(key);
   if (it == transfers_.end()) return;
   Transfer& t = it->second;
-  Conn* conn = FindConn(t.conn);
-  while (conn != nullptr && !t.stopping && t.in_flight < kWindow && t.next_block < t.claim.num_blocks()) {
-    const size_t i = t.next_block;
-    if (options_.before_block_for_test) options_.before_block_for_test(id, i);
-    if (!t.claim.CheckStillValid().ok()) {
-      Stop(&t, absl::Now());
-      break;
-    }
+  Conn* conn = FindConn(key.first);
+  while (conn != nullptr && !t.stopping && t.in_flight < kWindow && t.claim.HasBlock()) {
+    const size_t i = t.claim.next_block();
     const std::span<const std::byte> bytes = t.claim.bytes(i);
-    const v1::BlockSlot& slot = t.claim.slot(i);
-    ++t.next_block;
+    std::string header = EncodeBlock({key.second, t.claim.MakeSeal()});
+    if (options_.before_block_for_test) options_.before_block_for_test(key.second, i);
     ++t.in_flight;
-    Send(conn->ep, static_cast<unsigned>(UcxMessage::kBlock),
-         EncodeBlock({id, static_cast<uint32_t>(i), slot.generation(), slot.checksum()}), "", bytes.data(),
-         bytes.size(), 0, [this, id](ucs_status_t status) { BlockSent(id, status); });
+    Send(conn->ep, static_cast<unsigned>(UcxMessage::kBlock), std::move(header), "", bytes.data(), bytes.size(), 0,
+          [this, key](ucs_status_t status) { BlockSent(key, status); });
   }
-  if (t.in_flight == 0 && (t.stopping || t.next_block == t.claim.num_blocks())) Finish(it);
+  if (!t.stopping && t.claim.stop_requested()) Stop(&t, absl::Now());
+  if (t.in_flight == 0 && (t.stopping || t.claim.Done())) Finish(it);
 }
 
-void UcxServerImpl::BlockSent(TransferId id, ucs_status_t status) {
-  auto it = transfers_.find(id);
+void UcxServerImpl::BlockSent(TransferKey key, ucs_status_t status) {
+  auto it = transfers_.find(key);
   if (it == transfers_.end()) return;
-  --it->second.in_flight;
-  if (status != UCS_OK) Stop(&it->second, absl::Now());
-  Pump(id);
+  Transfer& t = it->second;
+  --t.in_flight;
+  if (status == UCS_OK) {
+    t.claim.Renew();
+    t.beat_at = absl::Now() + HeartbeatInterval(t.claim.ticket());
+  } else if (!t.stopping) {
+    t.broken = true;
+    Stop(&t, absl::Now());
+  }
+  Pump(key);
 }
 
 void UcxServerImpl::Finish(Transfers::iterator it) {
-  const TransferId id = it->first;
+  const TransferKey key = it->first;
   Transfer t = std::move(it->second);
   transfers_.erase(it);
-  const bool all_sent = !t.stopping && t.next_block == t.claim.num_blocks();
-  absl::Status status = t.claim.CheckStillValid();
-  if (status.ok() && !all_sent) status = absl::AbortedError("the transfer was stopped");
-  t.claim.Finish(status.ok());
-  if (status.ok()) Count(&UcxServerCounters::completed);
-  Conn* conn = FindConn(t.conn);
-  if (conn != nullptr && !conn->closing) SendStatus(conn, id, status, t.next_block);
+  const v1::TransferEnd end = t.claim.MakeEnd();
+  const bool delivered = !t.stopping && end.code() == 0;
+  t.claim.Finish(delivered ? ClaimEnd::kDelivered : t.broken ? ClaimEnd::kBroken : ClaimEnd::kStopped);
+  if (delivered) Count(&UcxServerCounters::completed);
+  Conn* conn = FindConn(key.first);
+  if (conn == nullptr || conn->closing) return;
+  SendEnd(conn, key.second, delivered || end.code() != 0 ? end : EndWith(absl::AbortedError("the transfer was stopped")));
 }
 
-void UcxServerImpl::SendStatus(Conn* conn, TransferId id, const absl::Status& status, size_t num_blocks) {
-  std::string text(status.message());
-  if (text.size() > kMaxStatusText) text.resize(kMaxStatusText);
-  Send(conn->ep, static_cast<unsigned>(UcxMessage::kStatus),
-       EncodeStatus({id, status.code(), static_cast<uint32_t>(num_blocks)}), std::move(text), nullptr, 0,
+void UcxServerImpl::SendEnd(Conn* conn, TransferId id, const v1::TransferEnd& end) {
+  Send(conn->ep, static_cast<unsigned>(UcxMessage::kEnd), EncodeEnd(id), end.SerializeAsString(), nullptr, 0,
        UCP_AM_SEND_FLAG_EAGER, [](ucs_status_t) {});
 }
 
@@ -401,7 +440,7 @@ absl::StatusOr<std::unique_ptr<UcxServer>> UcxServer::Start(Exporter* exporter, 
   }
   auto server = std::make_unique<UcxServerImpl>(exporter, std::move(options), *bind);
   if (absl::Status s = server->Start(); !s.ok()) return s;
-  exporter->SetEndpoint(server->endpoint());
+  exporter->AddEndpoint(server->endpoint());
   return std::unique_ptr<UcxServer>(std::move(server));
 }
 

@@ -30,7 +30,7 @@ struct UcxOptions {
   // Connection attempts of one fetch, and the pause before the second; it doubles.
   int connect_attempts = 4;
   absl::Duration connect_backoff = absl::Milliseconds(20);
-  // Tests: called on the server's thread before each block is sent.
+  // Tests: called on the server's thread when a block's seal is made, before the block is sent.
   std::function<void(TransferId id, size_t block_idx)> before_block_for_test;
 };
 

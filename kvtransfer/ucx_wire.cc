@@ -1,10 +1,14 @@
 #include "kvtransfer/ucx_wire.h"
 
+#include <algorithm>
+
+#include "kvtransfer/block_tag.h"
+
 namespace baton::kvtransfer {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4f5442;  // "BTON"
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 
 class Writer {
  public:
@@ -15,6 +19,11 @@ class Writer {
   }
   Writer& Put(uint64_t value, int bytes) {
     for (int i = 0; i < bytes; ++i) out_.push_back(static_cast<char>(value >> (8 * i)));
+    return *this;
+  }
+  Writer& PutTag(absl::string_view tag) {
+    out_.append(tag.data(), std::min(tag.size(), kBlockTagBytes));
+    out_.append(kBlockTagBytes - std::min(tag.size(), kBlockTagBytes), '\0');
     return *this;
   }
   Writer& Put(TransferId id) { return Put(id.high, 8).Put(id.low, 8); }
@@ -47,6 +56,11 @@ class Reader {
     id.low = Get(8);
     return id;
   }
+  std::string GetTag() {
+    std::string tag(kBlockTagBytes, '\0');
+    for (char& c : tag) c = static_cast<char>(Get(1));
+    return tag;
+  }
   bool ok() const { return !bad_ && left_ == 0; }
 
  private:
@@ -64,49 +78,50 @@ std::string EncodeStop(TransferId id) { return Writer(UcxMessage::kStop).Put(id)
 std::string EncodeBlock(const BlockHeader& block) {
   return Writer(UcxMessage::kBlock)
       .Put(block.id)
-      .Put(block.block_idx, 4)
-      .Put(block.generation, 8)
-      .Put(block.checksum, 8)
+      .Put(block.seal.block_idx(), 4)
+      .Put(block.seal.generation(), 8)
+      .Put(block.seal.checksum(), 8)
+      .PutTag(block.seal.tag())
       .Take();
 }
 
-std::string EncodeStatus(const StatusHeader& status) {
-  return Writer(UcxMessage::kStatus)
-      .Put(status.id)
-      .Put(static_cast<uint32_t>(status.code), 4)
-      .Put(status.num_blocks, 4)
-      .Take();
-}
+std::string EncodeEnd(TransferId id) { return Writer(UcxMessage::kEnd).Put(id).Take(); }
+
+std::string EncodeBeat(TransferId id) { return Writer(UcxMessage::kBeat).Put(id).Take(); }
 
 bool DecodeFetch(const void* header, size_t size) { return Reader(header, size, UcxMessage::kFetch).ok(); }
 
-std::optional<TransferId> DecodeStop(const void* header, size_t size) {
-  Reader r(header, size, UcxMessage::kStop);
+namespace {
+
+std::optional<TransferId> DecodeId(const void* header, size_t size, UcxMessage kind) {
+  Reader r(header, size, kind);
   const TransferId id = r.GetId();
   if (!r.ok()) return std::nullopt;
   return id;
+}
+
+}  // namespace
+
+std::optional<TransferId> DecodeStop(const void* header, size_t size) {
+  return DecodeId(header, size, UcxMessage::kStop);
+}
+std::optional<TransferId> DecodeEnd(const void* header, size_t size) {
+  return DecodeId(header, size, UcxMessage::kEnd);
+}
+std::optional<TransferId> DecodeBeat(const void* header, size_t size) {
+  return DecodeId(header, size, UcxMessage::kBeat);
 }
 
 std::optional<BlockHeader> DecodeBlock(const void* header, size_t size) {
   Reader r(header, size, UcxMessage::kBlock);
   BlockHeader block;
   block.id = r.GetId();
-  block.block_idx = static_cast<uint32_t>(r.Get(4));
-  block.generation = r.Get(8);
-  block.checksum = r.Get(8);
+  block.seal.set_block_idx(static_cast<uint32_t>(r.Get(4)));
+  block.seal.set_generation(r.Get(8));
+  block.seal.set_checksum(r.Get(8));
+  block.seal.set_tag(r.GetTag());
   if (!r.ok()) return std::nullopt;
   return block;
-}
-
-std::optional<StatusHeader> DecodeStatus(const void* header, size_t size) {
-  Reader r(header, size, UcxMessage::kStatus);
-  StatusHeader status;
-  status.id = r.GetId();
-  const uint64_t code = r.Get(4);
-  status.num_blocks = static_cast<uint32_t>(r.Get(4));
-  if (!r.ok() || code > static_cast<uint64_t>(absl::StatusCode::kUnauthenticated)) return std::nullopt;
-  status.code = static_cast<absl::StatusCode>(code);
-  return status;
 }
 
 }  // namespace baton::kvtransfer

@@ -75,8 +75,9 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
     uint64_t bytes = 0;
     for (size_t i = 0; i < lease_.blocks().size(); ++i) bytes += lease_.bytes(i).size();
     if (stream_->cancelled()) return End(absl::CancelledError("the caller went away before the hand-over"));
-    absl::StatusOr<v1::Ticket> ticket = service_->options_.exporter->Export(request_id_, epoch_, std::move(lease_),
-                                                                            num_tokens_, service_->options_.lease);
+    absl::StatusOr<v1::Ticket> ticket = service_->options_.exporter->ExportSealed(
+        {.request_id = request_id_, .epoch = epoch_, .num_tokens = num_tokens_, .lease = service_->options_.lease},
+        std::move(lease_));
     if (!ticket.ok()) return End(ticket.status());
     service_->export_seconds_->Observe(absl::ToDoubleSeconds(absl::Now() - begin));
     service_->bytes_exported_->Increment(static_cast<double>(bytes));

@@ -33,18 +33,18 @@ class LoopbackTest : public ::testing::Test {
   }
   v1::Ticket Export(const std::string& request, int64_t blocks, uint64_t seed) {
     kvcache::BlockLease lease = FilledLease(prefill_.get(), blocks, seed);
-    exported_.clear();
-    for (int64_t i = 0; i < blocks; ++i) exported_.push_back(lease.bytes(i));
-    return *exporter_->Export(request, 1, std::move(lease), static_cast<uint32_t>(blocks * 16), absl::Seconds(30));
+    return *exporter_->ExportSealed(
+        {.request_id = request, .num_tokens = static_cast<uint32_t>(blocks * 16), .lease = absl::Seconds(30)},
+        std::move(lease));
   }
   absl::StatusOr<FetchStats> FetchAndWait(const v1::Ticket& ticket, Outcome* outcome, absl::Time deadline = Soon()) {
-    client_->Fetch(ticket, *decode_->AllocateLease(ticket.blocks_size() + 1), deadline, outcome->Callback());
+    client_->Fetch({.ticket = ticket, .destination = *decode_->AllocateLease(ticket.blocks_size() + 1), .deadline = deadline},
+                   outcome->Callback());
     return outcome->Wait();
   }
 
   std::shared_ptr<kvcache::BlockPool> prefill_ = MakePool(TinyLayout(), 64);
   std::shared_ptr<kvcache::BlockPool> decode_ = MakePool(TinyLayout(), 256);
-  std::vector<std::span<std::byte>> exported_;
   std::unique_ptr<Exporter> exporter_ = MakeExporter();
   std::unique_ptr<TransportServer> server_ = MakeLoopbackServer(exporter_.get());
   std::unique_ptr<TransportClient> client_ = MakeLoopbackClient(
@@ -70,16 +70,9 @@ TEST_F(LoopbackTest, ReplayIsAborted) {
   EXPECT_TRUE(absl::IsAborted(FetchAndWait(ticket, &second).status()));
 }
 
-TEST_F(LoopbackTest, CorruptedBlockIsDataLoss) {
-  const v1::Ticket ticket = Export("r", 2, 7);
-  exported_[1][100] ^= std::byte{1};
-  Outcome outcome;
-  EXPECT_TRUE(absl::IsDataLoss(FetchAndWait(ticket, &outcome).status()));
-}
-
 TEST_F(LoopbackTest, ForgedTicketIsRefusedAndWritesNothing) {
   v1::Ticket ticket = Export("r", 2, 7);
-  ticket.mutable_blocks(0)->set_checksum(1);
+  ticket.mutable_blocks(0)->set_generation(99);
   const uint64_t hash = testing::PoolHash(*decode_);
   Outcome outcome;
   EXPECT_TRUE(absl::IsPermissionDenied(FetchAndWait(ticket, &outcome).status()));
@@ -92,7 +85,7 @@ TEST_F(LoopbackTest, LayoutAndModelMismatchAreFailedPreconditions) {
   auto other = MakeLoopbackClient({.key = TestKey(), .layout = layout, .fingerprint = testing::Fingerprint()});
   const v1::Ticket ticket = Export("r", 1, 7);
   Outcome outcome;
-  other->Fetch(ticket, *decode_->AllocateLease(1), Soon(), outcome.Callback());
+  other->Fetch({.ticket = ticket, .destination = *decode_->AllocateLease(1), .deadline = Soon()}, outcome.Callback());
   const absl::Status s = outcome.Wait().status();
   EXPECT_TRUE(absl::IsFailedPrecondition(s));
   EXPECT_NE(s.message().find("kv block_size: prefill 16, decode 32"), absl::string_view::npos) << s;
@@ -100,7 +93,7 @@ TEST_F(LoopbackTest, LayoutAndModelMismatchAreFailedPreconditions) {
   model.set_weights("other");
   auto third = MakeLoopbackClient({.key = TestKey(), .layout = TinyLayout(), .fingerprint = model});
   Outcome outcome2;
-  third->Fetch(ticket, *decode_->AllocateLease(1), Soon(), outcome2.Callback());
+  third->Fetch({.ticket = ticket, .destination = *decode_->AllocateLease(1), .deadline = Soon()}, outcome2.Callback());
   EXPECT_TRUE(absl::IsFailedPrecondition(outcome2.Wait().status()));
 }
 
@@ -134,17 +127,20 @@ TEST_F(LoopbackTest, PassedDeadlineIsAnErrorAndUsesNothingUp) {
 
 TEST_F(LoopbackTest, TooSmallADestinationIsRefused) {
   Outcome outcome;
-  client_->Fetch(Export("r", 2, 7), *decode_->AllocateLease(1), Soon(), outcome.Callback());
+  client_->Fetch({.ticket = Export("r", 2, 7), .destination = *decode_->AllocateLease(1), .deadline = Soon()},
+                 outcome.Callback());
   EXPECT_TRUE(absl::IsInvalidArgument(outcome.Wait().status()));
   Outcome empty;
-  client_->Fetch(Export("r2", 2, 7), {}, Soon(), empty.Callback());
+  client_->Fetch({.ticket = Export("r2", 2, 7), .deadline = Soon()}, empty.Callback());
   EXPECT_TRUE(absl::IsInvalidArgument(empty.Wait().status()));
 }
 
 TEST_F(LoopbackTest, CancelAndShutdownEndEveryFetchOnce) {
   std::vector<Outcome> outcomes(20);
   for (int i = 0; i < 20; ++i) {
-    const FetchId id = client_->Fetch(Export(absl::StrCat("r", i), 2, i), *decode_->AllocateLease(2), Soon(),
+    const FetchId id = client_->Fetch({.ticket = Export(absl::StrCat("r", i), 2, i),
+                                       .destination = *decode_->AllocateLease(2),
+                                       .deadline = Soon()},
                                       outcomes[i].Callback());
     if (i % 2 == 0) client_->Cancel(id);
   }

@@ -79,9 +79,15 @@ inline void ExpectAllFree(const kvcache::BlockPool& pool) {
 class Outcome {
  public:
   FetchCallback Callback() {
-    return [this](absl::StatusOr<FetchStats> result, kvcache::BlockLease destination) {
+    return [this](absl::StatusOr<FetchResult> result, kvcache::BlockLease destination) {
       MutexLock lock(&mu_);
-      result_ = std::move(result);
+      if (result.ok()) {
+        result_ = result->stats;
+        finished_ = result->finished;
+        payload_ = result->payload;
+      } else {
+        result_ = result.status();
+      }
       destination_ = std::move(destination);
       ++calls_;
       cv_.SignalAll();
@@ -95,6 +101,9 @@ class Outcome {
     return result_;
   }
   kvcache::BlockLease& destination() { return destination_; }
+  // Of a fetch that went well.
+  bool finished() const { return finished_; }
+  const std::string& payload() const { return payload_; }
   int calls() {
     MutexLock lock(&mu_);
     return calls_;
@@ -104,6 +113,8 @@ class Outcome {
   Mutex mu_;
   CondVar cv_;
   absl::StatusOr<FetchStats> result_;
+  bool finished_ = false;
+  std::string payload_;
   kvcache::BlockLease destination_;
   int calls_ = 0;
 };

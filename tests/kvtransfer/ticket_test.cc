@@ -32,9 +32,13 @@ v1::Ticket Sample() {
     v1::BlockSlot* b = t.add_blocks();
     b->set_block_id(5 + i);
     b->set_generation(100 + i);
-    b->set_checksum(0x1234567890abcdef + i);
   }
   t.set_lease_ms(30000);
+  t.set_num_consumers(1);
+  v1::Endpoint* fallback = t.add_fallbacks();
+  *fallback = t.endpoint();
+  fallback->set_transport("grpc");
+  fallback->set_address("127.0.0.1:4712");
   SignTicket(TestKey(), &t);
   return t;
 }
@@ -67,7 +71,10 @@ std::vector<Forgery> Forgeries() {
       {"num_tokens", [](v1::Ticket* t) { t->set_num_tokens(21); }},
       {"block_id", [](v1::Ticket* t) { t->mutable_blocks(1)->set_block_id(9); }},
       {"generation", [](v1::Ticket* t) { t->mutable_blocks(0)->set_generation(99); }},
-      {"checksum", [](v1::Ticket* t) { t->mutable_blocks(1)->set_checksum(1); }},
+      {"fallback", [](v1::Ticket* t) { t->mutable_fallbacks(0)->set_address("127.0.0.1:4713"); }},
+      {"fallbacks", [](v1::Ticket* t) { t->clear_fallbacks(); }},
+      {"num_consumers", [](v1::Ticket* t) { t->set_num_consumers(2); }},
+      {"block_tags", [](v1::Ticket* t) { t->set_block_tags(true); }},
       {"order of blocks", [](v1::Ticket* t) { t->mutable_blocks()->SwapElements(0, 1); }},
       {"lease_ms", [](v1::Ticket* t) { t->set_lease_ms(60000); }},
       {"mac", [](v1::Ticket* t) { t->mutable_mac()->back() ^= 1; }},
@@ -95,11 +102,11 @@ TEST(TicketTest, ForgingAnyFieldBreaksTheMac) {
 
 TEST(TicketTest, EveryFieldOfTheProtoIsForgedAbove) {
   // A field added to the protos must be added to CanonicalEncoding and to Forgeries.
-  EXPECT_EQ(v1::Ticket::descriptor()->field_count(), 11);
+  EXPECT_EQ(v1::Ticket::descriptor()->field_count(), 14);
   EXPECT_EQ(v1::Endpoint::descriptor()->field_count(), 4);
   EXPECT_EQ(v1::KvLayout::descriptor()->field_count(), 6);
   EXPECT_EQ(v1::ModelFingerprint::descriptor()->field_count(), 4);
-  EXPECT_EQ(v1::BlockSlot::descriptor()->field_count(), 3);
+  EXPECT_EQ(v1::BlockSlot::descriptor()->field_count(), 2);
 }
 
 TEST(TicketTest, AnotherKeyIsRefused) {
@@ -136,6 +143,10 @@ TEST(TicketTest, ShapeBounds) {
       {"blocks", [](v1::Ticket* t) { t->clear_blocks(); }},
       {"blocks", [](v1::Ticket* t) { t->set_num_tokens(33); }},
       {"blocks", [](v1::Ticket* t) { t->set_num_tokens(16); }},
+      {"fallback", [](v1::Ticket* t) { t->mutable_fallbacks(0)->set_incarnation(std::string(32, 'f')); }},
+      {"fallbacks", [](v1::Ticket* t) { for (int i = 0; i < 4; ++i) *t->add_fallbacks() = t->endpoint(); }},
+      {"num_consumers", [](v1::Ticket* t) { t->clear_num_consumers(); }},
+      {"num_consumers", [](v1::Ticket* t) { t->set_num_consumers(1000); }},
   };
   for (const Forgery& f : bad) {
     v1::Ticket t = Sample();

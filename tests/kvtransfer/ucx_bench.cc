@@ -46,7 +46,7 @@ int Main() {
       // The blocks of the previous round come back a moment after its fetch ended.
       if (!testing::Eventually([&] { return peer.GetState().AllFree(); })) return 1;
       ticket = peer.Export("r" + std::to_string(i), 1, blocks, i);
-      (*client)->Fetch(ticket, *pool->AllocateLease(blocks), testing::Soon(), outcome.Callback());
+      (*client)->Fetch({.ticket = ticket, .destination = *pool->AllocateLease(blocks), .deadline = testing::Soon()}, outcome.Callback());
       auto stats = outcome.Wait();
       if (!stats.ok()) {
         std::fprintf(stderr, "%s\n", stats.status().ToString().c_str());

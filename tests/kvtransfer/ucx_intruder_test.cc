@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 
+#include "kvtransfer/transport.h"
 #include "kvtransfer/ucx_wire.h"
 #include "tests/kvtransfer/peer_process.h"
 #include "tests/kvtransfer/testing.h"
@@ -34,9 +35,11 @@ class Intruder {
     ucp_am_handler_param_t am{};
     am.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     am.arg = this;
-    am.id = static_cast<unsigned>(UcxMessage::kStatus);
-    am.cb = [](void* arg, const void* header, size_t header_size, void*, size_t, const ucp_am_recv_param_t*) {
-      static_cast<Intruder*>(arg)->status_ = DecodeStatus(header, header_size);
+    am.id = static_cast<unsigned>(UcxMessage::kEnd);
+    am.cb = [](void* arg, const void* header, size_t header_size, void* data, size_t size, const ucp_am_recv_param_t*) {
+      EXPECT_TRUE(DecodeEnd(header, header_size).has_value());
+      auto& end = static_cast<Intruder*>(arg)->end_.emplace();
+      EXPECT_TRUE(end.ParseFromArray(data, static_cast<int>(size)));
       return UCS_OK;
     };
     ucp_worker_set_am_recv_handler(worker_, &am);
@@ -56,7 +59,7 @@ class Intruder {
   void Connect(const std::string& address) {
     Close();
     closed_ = false;
-    status_.reset();
+    end_.reset();
     const size_t colon = address.find(':');
     sockaddr_in to{};
     to.sin_family = AF_INET;
@@ -90,7 +93,7 @@ class Intruder {
     }
     return closed_;
   }
-  const std::optional<StatusHeader>& status() const { return status_; }
+  const std::optional<v1::TransferEnd>& end() const { return end_; }
   int blocks() const { return blocks_; }
 
  private:
@@ -115,7 +118,7 @@ class Intruder {
   std::deque<std::string> sent_;
   std::vector<void*> requests_;
   bool closed_ = false;
-  std::optional<StatusHeader> status_;
+  std::optional<v1::TransferEnd> end_;
   int blocks_ = 0;
 };
 
@@ -123,6 +126,11 @@ class UcxIntruderTest : public ::testing::Test {
  protected:
   void SetUp() override { signal(SIGPIPE, SIG_IGN); }
   unsigned Id(UcxMessage m) { return static_cast<unsigned>(m); }
+  static std::string Open(const v1::Ticket& ticket) {
+    v1::FetchOpen open;
+    *open.mutable_ticket() = ticket;
+    return open.SerializeAsString();
+  }
 
   const std::string key_ = std::string(32, 'k');
   PeerProcess peer_{"p0", key_, 16};
@@ -145,17 +153,18 @@ TEST_F(UcxIntruderTest, ForgedTicketsCloseTheConnectionAndChangeNoByte) {
       {"fingerprint", [](v1::Ticket* t) { t->mutable_fingerprint()->set_weights(""); }},
       {"block id", [](v1::Ticket* t) { t->mutable_blocks(0)->set_block_id(9); }},
       {"generation", [](v1::Ticket* t) { t->mutable_blocks(1)->set_generation(9); }},
-      {"checksum", [](v1::Ticket* t) { t->mutable_blocks(2)->set_checksum(9); }},
+      {"tags", [](v1::Ticket* t) { t->set_block_tags(true); }},
+      {"consumers", [](v1::Ticket* t) { t->set_num_consumers(2); }},
       {"lease", [](v1::Ticket* t) { t->set_lease_ms(600000); }},
   };
   for (const auto& [name, forge] : forgeries) {
     v1::Ticket t = ticket_;
     forge(&t);
     intruder_.Connect(address_);
-    intruder_.Send(Id(UcxMessage::kFetch), EncodeFetch(), t.SerializeAsString());
+    intruder_.Send(Id(UcxMessage::kFetch), EncodeFetch(), Open(t));
     EXPECT_TRUE(intruder_.WaitClosed()) << name;
-    ASSERT_TRUE(intruder_.status().has_value()) << name << ": the reason must arrive before the end";
-    EXPECT_NE(intruder_.status()->code, absl::StatusCode::kOk) << name;
+    ASSERT_TRUE(intruder_.end().has_value()) << name << ": the reason must arrive before the end";
+    EXPECT_NE(intruder_.end()->code(), 0u) << name;
   }
   EXPECT_EQ(intruder_.blocks(), 0);
   EXPECT_EQ(peer_.GetState().hash, hash_);
@@ -166,7 +175,7 @@ TEST_F(UcxIntruderTest, ForgedTicketsCloseTheConnectionAndChangeNoByte) {
 }
 
 TEST_F(UcxIntruderTest, GarbageClosesTheConnectionAndIsCounted) {
-  const std::string ticket = ticket_.SerializeAsString();
+  const std::string ticket = Open(ticket_);
   const struct {
     const char* name;
     UcxMessage kind;
@@ -179,10 +188,11 @@ TEST_F(UcxIntruderTest, GarbageClosesTheConnectionAndIsCounted) {
       {"no header", UcxMessage::kFetch, "", ticket, 0},
       {"not a ticket", UcxMessage::kFetch, EncodeFetch(), std::string(1000, '\xff'), 0},
       {"truncated ticket", UcxMessage::kFetch, EncodeFetch(), ticket.substr(0, ticket.size() - 5), 0},
-      {"oversized", UcxMessage::kFetch, EncodeFetch(), std::string(kMaxTicketBytes + 1, 'x'), UCP_AM_SEND_FLAG_EAGER},
+      {"oversized", UcxMessage::kFetch, EncodeFetch(), std::string(kMaxOpenBytes + 1, 'x'), UCP_AM_SEND_FLAG_EAGER},
       {"rendezvous", UcxMessage::kFetch, EncodeFetch(), std::string(1 << 20, 'x'), UCP_AM_SEND_FLAG_RNDV},
       {"stop before a ticket", UcxMessage::kStop, EncodeStop(TransferId::Of(ticket_)), "", 0},
       {"bad stop", UcxMessage::kStop, "", "", 0},
+      {"heartbeat before a ticket", UcxMessage::kBeat, EncodeBeat(TransferId::Of(ticket_)), "", 0},
   };
   for (const auto& m : messages) {
     intruder_.Connect(address_);
@@ -206,7 +216,7 @@ TEST_F(UcxIntruderTest, MessagesOfUnknownKindsCloseTheConnection) {
   for (unsigned id : {0u, 3u, 4u, 5u, 77u, 4095u, 65535u}) {
     for (size_t size : {size_t{7}, size_t{100'000}, size_t{400'000}}) {
       intruder_.Connect(address_);
-      intruder_.Send(id, EncodeBlock({TransferId::Of(ticket_), 0, 0, 0}), std::string(size, 'x'));
+      intruder_.Send(id, EncodeBlock({TransferId::Of(ticket_), {}}), std::string(size, 'x'));
       EXPECT_TRUE(intruder_.WaitClosed()) << id << " " << size;
       ++sent;
     }

@@ -3,7 +3,7 @@
 //
 //   ucx_peer NAME KEY NUM_BLOCKS
 //   export REQUEST EPOCH BLOCKS SEED LEASE_MS   -> hex of the serialized ticket, or "error ..."
-//   corrupt BLOCK       flips a byte of the latest export, after its checksum was made
+//   corrupt BLOCK       flips a byte of that block of the latest export when it is sent, after its checksum was made
 //   kill_at BLOCK       SIGKILL to itself before that block of the next transfer is sent (stop_at: SIGSTOP)
 //   release / reap      the latest export / all that are due
 //   state               -> free leased quarantined total hash outstanding
@@ -25,6 +25,7 @@ namespace {
 
 std::atomic<int> signal_at{-1};
 std::atomic<int> signal_number{0};
+std::atomic<int> corrupt_at{-1};
 
 int Main(int argc, char** argv) {
   if (argc != 4) return 2;
@@ -38,7 +39,13 @@ int Main(int argc, char** argv) {
                      .reap_interval = absl::Milliseconds(20)});
   UcxOptions options;
   options.handshake_timeout = absl::Milliseconds(300);
-  options.before_block_for_test = [](TransferId, size_t block_idx) {
+  TransferId last;
+  std::vector<std::span<std::byte>> last_bytes;
+  options.before_block_for_test = [&](TransferId, size_t block_idx) {
+    if (static_cast<int>(block_idx) == corrupt_at.load()) {
+      corrupt_at = -1;
+      last_bytes.at(block_idx)[12345] ^= std::byte{1};
+    }
     if (static_cast<int>(block_idx) != signal_at.load()) return;
     signal_at = -1;
     raise(signal_number.load());
@@ -49,8 +56,6 @@ int Main(int argc, char** argv) {
     return 1;
   }
   std::cout << "ready" << std::endl;
-  TransferId last;
-  std::vector<std::span<std::byte>> last_bytes;
   std::string line;
   while (std::getline(std::cin, line)) {
     std::istringstream in(line);
@@ -66,16 +71,19 @@ int Main(int argc, char** argv) {
       kvcache::BlockLease lease = FilledLease(pool.get(), blocks, seed);
       last_bytes.clear();
       for (int64_t i = 0; i < blocks; ++i) last_bytes.push_back(lease.bytes(i));
-      auto ticket = exporter.Export(request, epoch, std::move(lease), static_cast<uint32_t>(blocks * 16),
-                                    absl::Milliseconds(lease_ms));
+      auto ticket = exporter.ExportSealed({.request_id = request,
+                                           .epoch = epoch,
+                                           .num_tokens = static_cast<uint32_t>(blocks * 16),
+                                           .lease = absl::Milliseconds(lease_ms)},
+                                          std::move(lease));
       if (ticket.ok()) last = TransferId::Of(*ticket);
       std::cout << (ticket.ok() ? absl::BytesToHexString(ticket->SerializeAsString())
                                 : "error " + ticket.status().ToString())
                 << std::endl;
     } else if (command == "corrupt") {
-      size_t block = 0;
+      int block = 0;
       in >> block;
-      last_bytes.at(block)[12345] ^= std::byte{1};
+      corrupt_at = block;
       std::cout << "ok" << std::endl;
     } else if (command == "kill_at" || command == "stop_at") {
       int block = 0;

@@ -41,7 +41,7 @@ class UcxTest : public ::testing::Test {
     client_ = *std::move(client);
   }
   absl::StatusOr<FetchStats> FetchAndWait(const v1::Ticket& ticket, Outcome* outcome, absl::Time deadline = Soon()) {
-    client_->Fetch(ticket, *pool_->AllocateLease(ticket.blocks_size()), deadline, outcome->Callback());
+    client_->Fetch({.ticket = ticket, .destination = *pool_->AllocateLease(ticket.blocks_size()), .deadline = deadline}, outcome->Callback());
     return outcome->Wait();
   }
 
@@ -169,7 +169,7 @@ TEST_F(UcxTest, SixteenConcurrentFetchesLeaveBothLedgersClean) {
     for (int i = 0; i < 16; ++i) tickets.push_back(peer_->Export(absl::StrCat("r", round, "-", i), 1, 4, i));
     std::vector<Outcome> outcomes(16);
     for (int i = 0; i < 16; ++i) {
-      client_->Fetch(tickets[i], *pool_->AllocateLease(4), Soon(), outcomes[i].Callback());
+      client_->Fetch({.ticket = tickets[i], .destination = *pool_->AllocateLease(4), .deadline = Soon()}, outcomes[i].Callback());
     }
     for (int i = 0; i < 16; ++i) {
       auto stats = outcomes[i].Wait();
@@ -190,7 +190,7 @@ TEST_F(UcxTest, FetchesQueuedWhileConnectingAllArrive) {
     for (int i = 0; i < 12; ++i) tickets.push_back(peer_->Export(absl::StrCat("r", round, "-", i), 1, 5, i));
     std::vector<Outcome> outcomes(12);
     for (int i = 0; i < 12; ++i) {
-      client_->Fetch(tickets[i], *pool_->AllocateLease(5), Soon(), outcomes[i].Callback());
+      client_->Fetch({.ticket = tickets[i], .destination = *pool_->AllocateLease(5), .deadline = Soon()}, outcomes[i].Callback());
     }
     for (int i = 0; i < 12; ++i) {
       auto stats = outcomes[i].Wait();
@@ -205,7 +205,9 @@ TEST_F(UcxTest, FetchesQueuedWhileConnectingAllArrive) {
 TEST_F(UcxTest, CancelEndsAFetchOnceAndFreesBothSides) {
   for (int i = 0; i < 20; ++i) {
     Outcome outcome;
-    const FetchId id = client_->Fetch(peer_->Export(absl::StrCat("r", i), 1, 28, i), *pool_->AllocateLease(28), Soon(),
+    const FetchId id = client_->Fetch({.ticket = peer_->Export(absl::StrCat("r", i), 1, 28, i),
+                    .destination = *pool_->AllocateLease(28),
+                    .deadline = Soon()},
                                       outcome.Callback());
     absl::SleepFor(absl::Microseconds(100 * i));
     client_->Cancel(id);
@@ -222,7 +224,9 @@ TEST_F(UcxTest, CancelEndsAFetchOnceAndFreesBothSides) {
 TEST_F(UcxTest, ShutdownWithFetchesUnderWayEndsThem) {
   std::vector<Outcome> outcomes(3);
   for (int i = 0; i < 3; ++i) {
-    client_->Fetch(peer_->Export(absl::StrCat("r", i), 1, 16, i), *pool_->AllocateLease(16), Soon(),
+    client_->Fetch({.ticket = peer_->Export(absl::StrCat("r", i), 1, 16, i),
+                    .destination = *pool_->AllocateLease(16),
+                    .deadline = Soon()},
                    outcomes[i].Callback());
   }
   client_->Shutdown();
@@ -269,7 +273,7 @@ TEST_F(UcxTest, LayoutFingerprintReachAndRoomAreCheckedBeforeAnythingIsSent) {
   Outcome forged;
   EXPECT_TRUE(absl::IsPermissionDenied(FetchAndWait(t, &forged).status()));
   Outcome room;
-  client_->Fetch(ticket, *pool_->AllocateLease(1), Soon(), room.Callback());
+  client_->Fetch({.ticket = ticket, .destination = *pool_->AllocateLease(1), .deadline = Soon()}, room.Callback());
   EXPECT_TRUE(absl::IsInvalidArgument(room.Wait().status()));
   EXPECT_EQ(client_->counters().connects, 0u);
   Outcome good;
