@@ -59,20 +59,9 @@ std::unique_ptr<WeightMatrix> CpuBackend::PackWeights(const HostTensor& tensor) 
 
 void CpuBackend::Quantize(const float* x, int64_t x_stride, int m, int64_t cols) {
   const size_t elements = static_cast<size_t>(m) * cols;
-  const size_t groups = elements / kQuantGroup;
-  const auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
-  std::byte* memory = quantized_memory_.Reserve(padded(elements) + 3 * padded(groups * 4) + padded(groups * 8));
-  const auto take = [&](size_t bytes) {
-    std::byte* piece = memory;
-    memory += padded(bytes);
-    return piece;
-  };
+  quantized_.rows = m;
   quantized_.cols = cols;
-  quantized_.q = reinterpret_cast<int8_t*>(take(elements));
-  quantized_.d = reinterpret_cast<float*>(take(groups * 4));
-  quantized_.s = reinterpret_cast<float*>(take(groups * 4));
-  quantized_.offset = reinterpret_cast<int32_t*>(take(groups * 4));
-  quantized_.half_offset = reinterpret_cast<int32_t*>(take(groups * 8));
+  quantized_.cells = quantized_memory_.Reserve(elements / kQuantGroup * kActivationCellBytes);
   ForRange(m, static_cast<int64_t>(elements / 2), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) kernels_.quantize_row(x + r * x_stride, r, quantized_);
   });
@@ -87,8 +76,14 @@ void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const
     any_integer |= IsIntegerLayout(Packed(output).layout());
   }
   const int64_t cols = Packed(outputs[0]).cols();
-  if (any_integer) Quantize(x, x_stride, m, cols);
-  ForRange(num_panels, num_panels * cols / 8 * m, [&](int64_t begin, int64_t end, int) {
+  const int64_t scratch_bytes = ExpandScratchBytes(cols);
+  if (any_integer) {
+    Quantize(x, x_stride, m, cols);
+    matmul_scratch_.Reserve(scratch_bytes * pool_.num_threads());
+  }
+  // In pairs, which the kernels compute together.
+  ForRange((num_panels + 1) / 2, num_panels * cols / 8 * m, [&](int64_t pair_begin, int64_t pair_end, int thread) {
+    const int64_t begin = pair_begin * 2, end = std::min(pair_end * 2, num_panels);
     int64_t first = 0;  // panel number of the output's panel 0
     for (const MatMulOutput& output : outputs) {
       const PackedMatrix& weight = Packed(output);
@@ -99,13 +94,13 @@ void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const
       MatMulArgs args;
       args.panels = weight.panel(0);
       args.panel_bytes = static_cast<size_t>(weight.panel(1) - weight.panel(0));
-      args.codes_offset = weight.codes_offset();
       args.rows = weight.rows();
       args.cols = cols;
       args.x = x;
       args.x_stride = x_stride;
       args.quantized = quantized_;
       args.m = m;
+      args.scratch = matmul_scratch_.data() + thread * scratch_bytes;
       args.bias = output.bias;
       args.y = output.y;
       args.y_stride = output.y_stride;

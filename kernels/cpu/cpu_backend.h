@@ -60,7 +60,8 @@ class CpuBackend final : public Backend {
   ThreadPool pool_;
   WeightArena arena_;
   QuantizedRows quantized_;
-  AlignedBuffer<std::byte> quantized_memory_;
+  AlignedBuffer<uint8_t> quantized_memory_;
+  AlignedBuffer<uint8_t> matmul_scratch_;  // one piece per thread
   std::vector<AttentionUnit> units_;
   AlignedBuffer<float> attention_scratch_;  // one piece per thread
 };

@@ -11,29 +11,34 @@
 
 namespace baton::kernels::cpu {
 
-// Activations quantized per 32 elements: x = d * q. Row r's arrays start at r * cols, r * groups, ...
+// Activations quantized per 32 elements (a group): x = d * q. Blocks of 16 rows (the last one may be shorter), in them
+// one cell after the other, a cell for each group: for all rows of the block
+//   int8_t q[rows][32], float d[rows] (amax / 127; NaN if the group has a value that is not finite),
+//   float s[rows] (d * sum(q)), int32_t offset[rows] (-128 * sum(q): takes the +128 of 8-bit codes off in integers),
+//   int32_t half_offset[rows][2] (the same of each half of the group).
+inline constexpr int kActivationBlockRows = 16;
+inline constexpr int kActivationCellBytes = 52;  // of one row
 struct QuantizedRows {
-  int64_t cols = 0;
-  int8_t* q = nullptr;             // [rows, cols]
-  float* d = nullptr;              // [rows, cols/32] amax / 127; NaN if the group has a value that is not finite
-  float* s = nullptr;              // [rows, cols/32] d * sum(q)
-  int32_t* offset = nullptr;       // [rows, cols/32] -128 * sum(q): takes the +128 of 8-bit codes off in integers
-  int32_t* half_offset = nullptr;  // [rows, cols/32, 2] the same of each half of the group
+  int64_t rows = 0, cols = 0;
+  uint8_t* cells = nullptr;  // 64-byte aligned; rows * (cols / 32) * kActivationCellBytes bytes
 };
 
 struct MatMulArgs {
   const uint8_t* panels = nullptr;  // PackedMatrix: panel i at panels + i * panel_bytes
   size_t panel_bytes = 0;
-  size_t codes_offset = 0;
   int64_t rows = 0, cols = 0;
   const float* x = nullptr;  // float layouts
   int64_t x_stride = 0;
   QuantizedRows quantized;  // integer layouts
   int m = 0;
+  uint8_t* scratch = nullptr;  // ExpandScratchBytes(cols) bytes of this thread, 64-byte aligned
   const float* bias = nullptr;
   float* y = nullptr;
   int64_t y_stride = 0;
 };
+
+// Two panels with 8-bit codes and the largest scales.
+inline int64_t ExpandScratchBytes(int64_t cols) { return 2 * ((cols / 32 + 1) / 2) * 2 * (128 + 512); }
 
 // One KV head of one sequence chunk, some of its rows.
 struct AttentionArgs {

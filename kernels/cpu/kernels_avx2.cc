@@ -11,6 +11,9 @@ namespace avx2 {
 
 constexpr int kTileRows = 4;           // activation rows of an integer tile; a sum is two of the 16 registers
 constexpr bool kInt8IsOffset = false;  // DotInt8 sums signed values
+constexpr int kTilePanels = 1;
+constexpr int kSumRows = 4;
+constexpr bool kExpandsNibbles = false;  // vpmaddubsw takes 4-bit codes more cheaply
 constexpr int kFloatAccumulators = 4;
 constexpr int kScoreRows = 2;
 constexpr int kValueRows = 2;
@@ -18,6 +21,7 @@ constexpr int kValueVectors = 2;
 
 // Each needs the one before.
 // clang-format off
+#include "kernels/cpu/quantize_impl.h"
 #include "kernels/cpu/matmul_impl.h"
 #include "kernels/cpu/elementwise_impl.h"
 #include "kernels/cpu/attention_impl.h"

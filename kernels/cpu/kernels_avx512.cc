@@ -11,6 +11,9 @@ namespace avx512 {
 
 constexpr int kTileRows = 8;          // activation rows of an integer tile: 8 sums, 8 of weights, 8 of products
 constexpr bool kInt8IsOffset = true;  // DotInt8 sums codes with their +128
+constexpr int kTilePanels = 2;  // each activation that is broadcast serves so many panels
+constexpr int kSumRows = 4;      // rows whose integer sums are in registers at once
+constexpr bool kExpandsNibbles = true;
 constexpr int kFloatAccumulators = 16;
 constexpr int kScoreRows = 8;
 constexpr int kValueRows = 4;
@@ -18,6 +21,7 @@ constexpr int kValueVectors = 4;
 
 // Each needs the one before.
 // clang-format off
+#include "kernels/cpu/quantize_impl.h"
 #include "kernels/cpu/matmul_impl.h"
 #include "kernels/cpu/elementwise_impl.h"
 #include "kernels/cpu/attention_impl.h"

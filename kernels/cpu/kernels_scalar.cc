@@ -11,6 +11,9 @@ namespace scalar {
 
 constexpr int kTileRows = 4;          // activation rows of an integer tile
 constexpr bool kInt8IsOffset = true;  // DotInt8 sums codes with their +128
+constexpr int kTilePanels = 1;
+constexpr int kSumRows = 4;
+constexpr bool kExpandsNibbles = true;
 constexpr int kFloatAccumulators = 4;
 constexpr int kScoreRows = 4;
 constexpr int kValueRows = 2;
@@ -18,6 +21,7 @@ constexpr int kValueVectors = 1;
 
 // Each needs the one before.
 // clang-format off
+#include "kernels/cpu/quantize_impl.h"
 #include "kernels/cpu/matmul_impl.h"
 #include "kernels/cpu/elementwise_impl.h"
 #include "kernels/cpu/attention_impl.h"

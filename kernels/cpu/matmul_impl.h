@@ -6,103 +6,77 @@
 // float layouts take acc = fma(w, x, acc) in ascending k. Tile sizes change which outputs are computed together, never
 // the order within one.
 
-BATON_INLINE void QuantizeGroup(const float* x, int8_t* q, float* d, float* s, int32_t* offset, int32_t* half_offset) {
-  const VI magnitude_mask = Set1I(0x7fffffff);
-  const VF x0 = Load(x), x1 = Load(x + 16);
-  // As integers, magnitudes order like the floats and NaN is above infinity.
-  const int32_t amax_bits = ReduceMaxI(MaxI(AndI(Bits(x0), magnitude_mask), AndI(Bits(x1), magnitude_mask)));
-  float amax;
-  memcpy(&amax, &amax_bits, sizeof amax);
-  VI q0 = Set1I(0), q1 = q0;
-  if (amax_bits >= 0x7f800000) {
-    *d = __builtin_nanf("");  // so that the outputs show it
-  } else if (amax < 1e-35f) {
-    *d = 0;  // 127 / amax could overflow
-  } else {
-    *d = amax / 127.0f;
-    const VF inverse = Set1(127.0f / amax);
-    q0 = Round(Mul(x0, inverse));
-    q1 = Round(Mul(x1, inverse));
-  }
-  StoreBytes(q, q0);
-  StoreBytes(q + 16, q1);
-  const int32_t sum0 = ReduceAddI(q0), sum1 = ReduceAddI(q1);
-  *s = *d * static_cast<float>(sum0 + sum1);
-  *offset = -128 * (sum0 + sum1);
-  half_offset[0] = -128 * sum0;
-  half_offset[1] = -128 * sum1;
-}
-
-static void QuantizeRow(const float* x, int64_t row, const QuantizedRows& out) {
-  const int64_t groups = out.cols / 32;
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t i = row * groups + g;
-    QuantizeGroup(x + g * 32, out.q + row * out.cols + g * 32, out.d + i, out.s + i, out.offset + i,
-                  out.half_offset + 2 * i);
-  }
-}
-
-constexpr int kPrefetchBytes = 8192;
-
+// How the scales of a group lie in a panel (packed_matrix.h).
 enum class ScaleKind { kHalf, kHalfMin, kFloatMin, kPair };
 
-template <int kRows, int kBits, ScaleKind kScale>
-BATON_INLINE void IntegerTile(const uint8_t* panel, size_t codes_offset, const QuantizedRows& x, int64_t row, VF* acc) {
-  constexpr int kScaleBytes = kScale == ScaleKind::kHalf ? 32 : kScale == ScaleKind::kHalfMin ? 64 : 128;
-  constexpr bool kMin = kScale == ScaleKind::kHalfMin || kScale == ScaleKind::kFloatMin;
-  const int64_t groups = x.cols / 32;
-  const uint8_t* scales = panel;
-  const uint8_t* codes = panel + codes_offset;
-  const int8_t* q = x.q + row * x.cols;
-  const float* d = x.d + row * groups;
-  const float* s = x.s + row * groups;
-  const int32_t* offset = x.offset + row * groups;
-  const int32_t* half_offset = x.half_offset + row * groups * 2;
-  for (int r = 0; r < kRows; ++r) acc[r] = Zero();
-  const uint8_t* ahead = panel + kPrefetchBytes;
-  for (int64_t g = 0; g < groups; ++g, scales += kScaleBytes, codes += kBits * 64, q += 32) {
-    if constexpr (kRows <= 2) {
-      // With few rows the weights come from memory, faster than the hardware's prefetcher asks for them. Panels follow
-      // one another, so this runs on into the next one.
-      for (int line = 0; line < kBits * 64 + kScaleBytes; line += 64) __builtin_prefetch(ahead + line);
-      ahead += kBits * 64 + kScaleBytes;
-    }
+constexpr int ScaleBytes(ScaleKind kind) {
+  return kind == ScaleKind::kHalf ? 32 : kind == ScaleKind::kHalfMin ? 64 : 128;
+}
+constexpr bool HasMin(ScaleKind kind) { return kind == ScaleKind::kHalfMin || kind == ScaleKind::kFloatMin; }
+
+// Memory that is read next, asked for while this is computed: some cache lines for each pair of groups.
+struct Ahead {
+  const uint8_t* from = nullptr;
+  int lines = 0;
+};
+// With few rows weights come from memory faster than the hardware's prefetcher asks for them.
+constexpr int kAheadBytes = 8192;
+
+// acc[panel][row] of one group; panels are panel_bytes apart, rows are in one activation cell.
+template <int kPanels, int kRows, int kBits, ScaleKind kScale>
+BATON_INLINE void GroupStep(const uint8_t* scales, const uint8_t* codes, size_t panel_bytes, const ActivationCell& x,
+                            VF (*acc)[kRows]) {
+  constexpr int kSub = kRows < kSumRows ? kRows : kSumRows;
+#pragma GCC unroll 8
+  for (int r0 = 0; r0 < kRows; r0 += kSub) {
+    VI sum[kPanels][kSub];
     if constexpr (kScale == ScaleKind::kPair) {
       for (int half = 0; half < 2; ++half) {
-        VI sum[kRows];
-        for (int r = 0; r < kRows; ++r) sum[r] = Set1I(kInt8IsOffset ? half_offset[(r * groups + g) * 2 + half] : 0);
-        DotInt8<kRows, 4>(codes + half * 256, q + half * 16, x.cols, sum);
-        const VF scale = Load(reinterpret_cast<const float*>(scales + half * 64));
-        for (int r = 0; r < kRows; ++r) acc[r] = Fma(ToFloat(sum[r]), Mul(scale, Set1(d[r * groups + g])), acc[r]);
+        for (int p = 0; p < kPanels; ++p) {
+          for (int r = 0; r < kSub; ++r) sum[p][r] = Set1I(kInt8IsOffset ? x.half_offset[(r0 + r) * 2 + half] : 0);
+        }
+        DotInt8<kPanels, kSub, 4>(codes + half * 256, panel_bytes, x.q + r0 * 32 + half * 16, sum);
+        for (int p = 0; p < kPanels; ++p) {
+          const VF scale = Load(reinterpret_cast<const float*>(scales + p * panel_bytes + half * 64));
+          for (int r = 0; r < kSub; ++r) {
+            acc[p][r0 + r] = Fma(ToFloat(sum[p][r]), Mul(scale, Set1(x.d[r0 + r])), acc[p][r0 + r]);
+          }
+        }
       }
     } else {
-      VI sum[kRows];
-      if constexpr (kBits == 8) {
-        for (int r = 0; r < kRows; ++r) sum[r] = Set1I(kInt8IsOffset ? offset[r * groups + g] : 0);
-        DotInt8<kRows, 8>(codes, q, x.cols, sum);
-      } else {
+      for (int r = 0; r < kSub; ++r) {
         // q4_0's codes carry +8, a sixteenth of 128.
-        for (int r = 0; r < kRows; ++r) {
-          sum[r] = Set1I(kScale == ScaleKind::kHalf ? offset[r * groups + g] / 16 : 0);
-        }
-        DotInt4<kRows>(codes, q, x.cols, sum);
+        const int32_t start = kBits == 8 ? (kInt8IsOffset ? x.offset[r0 + r] : 0)
+                                         : (kScale == ScaleKind::kHalf ? x.offset[r0 + r] / 16 : 0);
+        for (int p = 0; p < kPanels; ++p) sum[p][r] = Set1I(start);
       }
-      VF scale, minimum;
-      if constexpr (kScale == ScaleKind::kFloatMin) {
-        scale = Load(reinterpret_cast<const float*>(scales));
-        minimum = Load(reinterpret_cast<const float*>(scales + 64));
+      if constexpr (kBits == 8) {
+        DotInt8<kPanels, kSub, 8>(codes, panel_bytes, x.q + r0 * 32, sum);
       } else {
-        scale = LoadHalf(scales);
-        if constexpr (kMin) minimum = LoadHalf(scales + 32);
+        DotInt4<kPanels, kSub>(codes, panel_bytes, x.q + r0 * 32, sum);
       }
-      for (int r = 0; r < kRows; ++r) {
-        acc[r] = Fma(ToFloat(sum[r]), Mul(scale, Set1(d[r * groups + g])), acc[r]);
-        if constexpr (kMin) acc[r] = Fma(minimum, Set1(s[r * groups + g]), acc[r]);
+      for (int p = 0; p < kPanels; ++p) {
+        const uint8_t* at = scales + p * panel_bytes;
+        VF scale, minimum;
+        if constexpr (kScale == ScaleKind::kFloatMin) {
+          scale = Load(reinterpret_cast<const float*>(at));
+          minimum = Load(reinterpret_cast<const float*>(at + 64));
+        } else {
+          scale = LoadHalf(at);
+          if constexpr (HasMin(kScale)) minimum = LoadHalf(at + 32);
+        }
+        for (int r = 0; r < kSub; ++r) {
+          acc[p][r0 + r] = Fma(ToFloat(sum[p][r]), Mul(scale, Set1(x.d[r0 + r])), acc[p][r0 + r]);
+        }
+        if constexpr (HasMin(kScale)) {
+          for (int r = 0; r < kSub; ++r) acc[p][r0 + r] = Fma(minimum, Set1(x.s[r0 + r]), acc[p][r0 + r]);
+        }
       }
     }
   }
 }
 
+// num_rows outputs of each of the 16 lanes of a panel.
 BATON_INLINE void StoreTile(const MatMulArgs& a, int64_t panel, int64_t row, int num_rows, const VF* acc) {
   const int64_t first = panel * 16;
   const int n = a.rows - first < 16 ? static_cast<int>(a.rows - first) : 16;
@@ -118,27 +92,107 @@ BATON_INLINE void StoreTile(const MatMulArgs& a, int64_t panel, int64_t row, int
   }
 }
 
-template <int kRows, int kBits, ScaleKind kScale>
-BATON_INLINE void IntegerTileAt(const MatMulArgs& a, int64_t panel, int64_t row) {
-  VF acc[kRows];
-  IntegerTile<kRows, kBits, kScale>(a.panels + panel * a.panel_bytes, a.codes_offset, a.quantized, row, acc);
-  StoreTile(a, panel, row, kRows, acc);
+// The outputs of kPanels panels, the first at `panel_at`, and kRows rows from `row` on, which are in one block.
+template <int kPanels, int kRows, int kBits, ScaleKind kScale>
+static void IntegerTile(const MatMulArgs& a, const uint8_t* panel_at, size_t panel_bytes, int64_t panel, int64_t row,
+                        Ahead ahead) {
+  constexpr int kScaleBytes = ScaleBytes(kScale), kCodeBytes = kBits * 64;
+  const ActivationBlock block = BlockOfRow(a.quantized, row);
+  const int64_t cell_bytes = block.rows * kActivationCellBytes;
+  const int64_t row_in_block = row % kActivationBlockRows;
+  const int64_t groups = a.cols / 32;
+  uint8_t* cell = block.cells;
+  VF acc[kPanels][kRows];
+  for (int p = 0; p < kPanels; ++p) {
+    for (int r = 0; r < kRows; ++r) acc[p][r] = Zero();
+  }
+  for (int64_t g = 0; g < groups; g += 2, panel_at += 2 * (kScaleBytes + kCodeBytes)) {
+    for (int line = 0; line < ahead.lines; ++line) __builtin_prefetch(ahead.from + line * 64);
+    ahead.from += ahead.lines * 64;
+    const uint8_t* codes = panel_at + 2 * kScaleBytes;
+    GroupStep<kPanels, kRows, kBits, kScale>(panel_at, codes, panel_bytes, CellAt(cell, block.rows, row_in_block), acc);
+    cell += cell_bytes;
+    if (g + 1 == groups) break;
+    GroupStep<kPanels, kRows, kBits, kScale>(panel_at + kScaleBytes, codes + kCodeBytes, panel_bytes,
+                                             CellAt(cell, block.rows, row_in_block), acc);
+    cell += cell_bytes;
+  }
+  for (int p = 0; p < kPanels; ++p) StoreTile(a, panel + p, row, kRows, acc[p]);
+}
+
+// Rows [begin, end) of kPanels panels; begin is the first row of a block.
+template <int kPanels, int kBits, ScaleKind kScale>
+BATON_INLINE void IntegerRows(const MatMulArgs& a, const uint8_t* panel_at, size_t panel_bytes, int64_t panel,
+                              int64_t begin, int64_t end, Ahead ahead) {
+  static_assert(kActivationBlockRows % kTileRows == 0);
+  for (int64_t row = begin; row < end;) {
+    const int64_t left = end - row;
+    if (left >= kTileRows) {
+      IntegerTile<kPanels, kTileRows, kBits, kScale>(a, panel_at, panel_bytes, panel, row, ahead);
+      row += kTileRows;
+    } else if (left >= 4) {
+      IntegerTile<kPanels, 4, kBits, kScale>(a, panel_at, panel_bytes, panel, row, ahead);
+      row += 4;
+    } else if (left >= 2) {
+      IntegerTile<kPanels, 2, kBits, kScale>(a, panel_at, panel_bytes, panel, row, ahead);
+      row += 2;
+    } else {
+      IntegerTile<kPanels, 1, kBits, kScale>(a, panel_at, panel_bytes, panel, row, ahead);
+      row += 1;
+    }
+    ahead.lines = 0;
+  }
+}
+
+// Some panels with 4-bit codes as panels with 8-bit codes, value + 128, in a.scratch.
+template <ScaleKind kScale>
+BATON_INLINE void ExpandPanels(const uint8_t* from, int64_t pairs, uint8_t* to) {
+  constexpr int kScaleBytes = ScaleBytes(kScale);
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    memcpy(to, from, 2 * kScaleBytes);
+    from += 2 * kScaleBytes;
+    to += 2 * kScaleBytes;
+    for (int half = 0; half < 2; ++half, from += 256, to += 512) {
+      ExpandNibbles(from, kScale == ScaleKind::kHalf ? 120 : 128, to);
+    }
+  }
+}
+
+template <int kPanels, int kBits, ScaleKind kScale>
+BATON_INLINE void IntegerPanels(const MatMulArgs& a, int64_t panel, int64_t begin, int64_t end) {
+  const uint8_t* at = a.panels + panel * a.panel_bytes;
+  const int64_t pairs = (a.cols / 32 + 1) / 2;
+  const int lines = kPanels * 2 * (ScaleBytes(kScale) + kBits * 64) / 64;
+  const bool few_rows = a.m <= 4;
+  const Ahead ahead = {at + (few_rows ? kAheadBytes : kPanels * a.panel_bytes), lines};
+  if constexpr (kBits == 4 && kExpandsNibbles) {
+    if (!few_rows) {
+      const size_t wide_bytes = pairs * 2 * (ScaleBytes(kScale) + 512);
+      ExpandPanels<kScale>(at, kPanels * pairs, a.scratch);
+      IntegerRows<kPanels, 8, kScale>(a, a.scratch, wide_bytes, panel, begin, end, ahead);
+      return;
+    }
+  }
+  IntegerRows<kPanels, kBits, kScale>(a, at, a.panel_bytes, panel, begin, end, ahead);
 }
 
 template <int kBits, ScaleKind kScale>
 static void IntegerMatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_end) {
   // A block of activation rows stays in the second-level cache while all panels pass over it.
-  int64_t block_rows = (512 << 10) / (a.cols + 1) / kTileRows * kTileRows;
-  if (block_rows < kTileRows) block_rows = kTileRows;
+  constexpr int kUnit = kActivationBlockRows;
+  int64_t block_rows = (512 << 10) / (a.cols * kActivationCellBytes / 32 + 1) / kUnit * kUnit;
+  if (block_rows < kUnit) block_rows = kUnit;
   for (int64_t begin = 0; begin < a.m; begin += block_rows) {
     const int64_t end = begin + block_rows < a.m ? begin + block_rows : a.m;
-    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      int64_t row = begin;
-      for (; row + kTileRows <= end; row += kTileRows) IntegerTileAt<kTileRows, kBits, kScale>(a, panel, row);
-      for (; row + 4 <= end; row += 4) IntegerTileAt<4, kBits, kScale>(a, panel, row);
-      for (; row + 2 <= end; row += 2) IntegerTileAt<2, kBits, kScale>(a, panel, row);
-      if (row < end) IntegerTileAt<1, kBits, kScale>(a, panel, row);
+    int64_t panel = panel_begin;
+    if constexpr (kTilePanels > 1) {
+      if (a.m > 4) {  // fewer rows stream one panel
+        for (; panel + kTilePanels <= panel_end; panel += kTilePanels) {
+          IntegerPanels<kTilePanels, kBits, kScale>(a, panel, begin, end);
+        }
+      }
     }
+    for (; panel < panel_end; ++panel) IntegerPanels<1, kBits, kScale>(a, panel, begin, end);
   }
 }
 

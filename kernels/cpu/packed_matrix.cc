@@ -8,8 +8,6 @@
 namespace baton::kernels::cpu {
 namespace {
 
-size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-
 PackedLayout LayoutFor(DType dtype, NumericsClass numerics) {
   if (numerics == NumericsClass::kF32) return PackedLayout::kF32;
   switch (dtype) {
@@ -78,8 +76,7 @@ PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics, Wei
     const int64_t groups = cols_ / kQuantGroup;
     scales_bytes_ = ScalesBytes(layout_);
     codes_bytes_ = IsFourBit(layout_) ? 256 : 512;
-    codes_offset_ = RoundUp(scales_bytes_ * groups, 64);
-    panel_bytes_ = codes_offset_ + codes_bytes_ * groups;
+    panel_bytes_ = (groups + 1) / 2 * 2 * (scales_bytes_ + codes_bytes_);
   } else {
     panel_bytes_ = static_cast<size_t>(cols_) * kPanelRows * (layout_ == PackedLayout::kF32 ? 4 : 2);
   }
@@ -131,12 +128,13 @@ void PackedMatrix::PackIntegerPanel(const HostTensor& tensor, int64_t panel) {
       DecodeBlock(tensor.dtype, src + b * block_bytes, &block);
       for (int g = 0; g < block_elements / kQuantGroup; ++g) {
         const int64_t group = b * (block_elements / kQuantGroup) + g;
-        uint8_t* scales = base + group * scales_bytes_;
+        uint8_t* const pair = base + group / 2 * 2 * (scales_bytes_ + codes_bytes_);
+        uint8_t* const scales = pair + group % 2 * scales_bytes_;
         for (int s = 0; s < scales_per_group; ++s) {
           StoreScale(half, block.scale[g * scales_per_group + s], scales, s * kPanelRows + lane);
         }
         if (HasMinimum(tensor.dtype)) StoreScale(half, block.minimum[g], scales, kPanelRows + lane);
-        uint8_t* codes = base + codes_offset_ + group * codes_bytes_;
+        uint8_t* const codes = pair + 2 * scales_bytes_ + group % 2 * codes_bytes_;
         for (int k = 0; k < kQuantGroup; ++k) {
           const uint8_t code = static_cast<uint8_t>(block.code[g * kQuantGroup + k] + offset);
           const int quad = k / 4;

@@ -17,12 +17,13 @@ inline constexpr int kQuantGroup = 32;  // elements of an activation group
 
 // Float layouts: element (k, lane) at [k * 16 + lane].
 //
-// Integer layouts: a panel is, for each group of 32 k, first the scales (and minimums) of all groups, then from
-// codes_offset on the codes of all groups.
+// Integer layouts: a panel is one pair of groups of 32 k after the other (an odd number of groups leaves half of the
+// last pair unused): the scales (and minimums) of both groups, the codes of the first, those of the second. So one row
+// streams through a panel in order, and all lines are aligned.
 //   Scales of a group: [16 scales][16 minimums, if any], as halves or floats; kInt8Pair: [16 scales of k 0..15][16
 //   of 16..31]. 8-bit codes, 512 bytes a group: value + 128 of (k, lane) at [k / 4][lane][k % 4]. 4-bit codes, 256
-//   bytes a group: byte [j][lane][k % 4], j in 0..3, has k / 4 = j in its low half and j + 4 in its high half; value +
-//   int4_offset.
+//   bytes a group: byte [j][lane][k % 4], j in 0..3, has k / 4 = j in its low half and j + 4 in its high half; q4_0:
+//   value + 8.
 enum class PackedLayout : uint8_t {
   kF32,
   kF16,
@@ -56,7 +57,6 @@ class PackedMatrix final : public WeightMatrix {
   PackedLayout layout() const { return layout_; }
   int64_t num_panels() const { return (rows_ + kPanelRows - 1) / kPanelRows; }
   const uint8_t* panel(int64_t i) const { return data_ + i * panel_bytes_; }
-  size_t codes_offset() const { return codes_offset_; }
 
  private:
   void PackFloatPanel(const HostTensor& tensor, int64_t panel, float* row);
@@ -66,7 +66,6 @@ class PackedMatrix final : public WeightMatrix {
   const PackedLayout layout_;
   size_t scales_bytes_ = 0;  // of one group
   size_t codes_bytes_ = 0;   // of one group
-  size_t codes_offset_ = 0;
   size_t panel_bytes_ = 0;
   size_t memory_bytes_ = 0;
   std::shared_ptr<uint8_t> memory_;  // 64-byte aligned

@@ -116,8 +116,10 @@ BATON_INLINE __m256i BroadcastQuad(const int8_t* x) {
 
 // vpmaddubsw saturates its 16-bit sums of two products. |w| <= 128 times |x| <= 127, twice, is 32512: below 32768, so
 // with the sign moved from w to x it is exact, also for w = -128. Sums signed values: no offset to take off.
-template <int kRows, int kQuads>
-BATON_INLINE void DotInt8(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
+template <int kPanels, int kRows, int kQuads>
+BATON_INLINE void DotInt8(const uint8_t* codes, size_t, const int8_t* x, VI (*sums)[kRows]) {
+  static_assert(kPanels == 1);
+  VI* sum = sums[0];
   const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8(static_cast<char>(0x80));
   for (int quad = 0; quad < kQuads; ++quad) {
     const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + quad * 64));
@@ -125,7 +127,7 @@ BATON_INLINE void DotInt8(const uint8_t* codes, const int8_t* x, int64_t x_strid
     const __m256i s0 = _mm256_xor_si256(w0, flip), s1 = _mm256_xor_si256(w1, flip);
     const __m256i a0 = _mm256_abs_epi8(s0), a1 = _mm256_abs_epi8(s1);
     for (int r = 0; r < kRows; ++r) {
-      const __m256i v = BroadcastQuad(x + r * x_stride + quad * 4);
+      const __m256i v = BroadcastQuad(x + r * 32 + quad * 4);
       const __m256i p0 = _mm256_maddubs_epi16(a0, _mm256_sign_epi8(v, s0));
       const __m256i p1 = _mm256_maddubs_epi16(a1, _mm256_sign_epi8(v, s1));
       sum[r].lo = _mm256_add_epi32(sum[r].lo, _mm256_madd_epi16(p0, ones));
@@ -135,8 +137,10 @@ BATON_INLINE void DotInt8(const uint8_t* codes, const int8_t* x, int64_t x_strid
 }
 
 // 2 * 15 * 127 a step, times 8 quads, is 30480: the 16-bit sums hold a whole group.
-template <int kRows>
-BATON_INLINE void DotInt4(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
+template <int kPanels, int kRows>
+BATON_INLINE void DotInt4(const uint8_t* codes, size_t, const int8_t* x, VI (*sums)[kRows]) {
+  static_assert(kPanels == 1);
+  VI* sum = sums[0];
   const __m256i low = _mm256_set1_epi8(0xf), ones = _mm256_set1_epi16(1);
   VI words[kRows];
   for (int r = 0; r < kRows; ++r) words[r] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -147,8 +151,8 @@ BATON_INLINE void DotInt4(const uint8_t* codes, const int8_t* x, int64_t x_strid
     const __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(b0, 4), low);
     const __m256i h1 = _mm256_and_si256(_mm256_srli_epi16(b1, 4), low);
     for (int r = 0; r < kRows; ++r) {
-      const __m256i v = BroadcastQuad(x + r * x_stride + quad * 4);
-      const __m256i u = BroadcastQuad(x + r * x_stride + quad * 4 + 16);
+      const __m256i v = BroadcastQuad(x + r * 32 + quad * 4);
+      const __m256i u = BroadcastQuad(x + r * 32 + quad * 4 + 16);
       words[r].lo = _mm256_add_epi16(words[r].lo, _mm256_maddubs_epi16(l0, v));
       words[r].hi = _mm256_add_epi16(words[r].hi, _mm256_maddubs_epi16(l1, v));
       words[r].lo = _mm256_add_epi16(words[r].lo, _mm256_maddubs_epi16(h0, u));
@@ -160,6 +164,8 @@ BATON_INLINE void DotInt4(const uint8_t* codes, const int8_t* x, int64_t x_strid
     sum[r].hi = _mm256_add_epi32(sum[r].hi, _mm256_madd_epi16(words[r].hi, ones));
   }
 }
+
+BATON_INLINE void ExpandNibbles(const uint8_t*, int, uint8_t*) {}  // kExpandsNibbles is false
 
 BATON_INLINE void Transpose8(const __m256* in, __m256* out) {
   __m256 t[8], u[8];

@@ -79,29 +79,44 @@ BATON_INLINE VI BroadcastQuad(const int8_t* x) {
   return _mm512_set1_epi32(quad);
 }
 
-template <int kRows, int kQuads>
-BATON_INLINE void DotInt8(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
-  VI w[kQuads];
-  for (int quad = 0; quad < kQuads; ++quad) w[quad] = _mm512_loadu_si512(codes + quad * 64);
-  for (int r = 0; r < kRows; ++r) {
-    for (int quad = 0; quad < kQuads; ++quad) {
-      sum[r] = _mm512_dpbusd_epi32(sum[r], w[quad], BroadcastQuad(x + r * x_stride + quad * 4));
+template <int kPanels, int kRows, int kQuads>
+BATON_INLINE void DotInt8(const uint8_t* codes, size_t panel_bytes, const int8_t* x, VI (*sum)[kRows]) {
+#pragma GCC unroll 8
+  for (int quad = 0; quad < kQuads; ++quad) {
+    VI w[kPanels];
+    for (int p = 0; p < kPanels; ++p) w[p] = _mm512_loadu_si512(codes + p * panel_bytes + quad * 64);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const VI activations = BroadcastQuad(x + r * 32 + quad * 4);
+      for (int p = 0; p < kPanels; ++p) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], w[p], activations);
     }
   }
 }
-template <int kRows>
-BATON_INLINE void DotInt4(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
+template <int kPanels, int kRows>
+BATON_INLINE void DotInt4(const uint8_t* codes, size_t panel_bytes, const int8_t* x, VI (*sum)[kRows]) {
   const VI low = _mm512_set1_epi8(0xf);
-  VI w[8];
+  for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 4
+    for (int quad = 0; quad < 4; ++quad) {
+      const VI both = _mm512_loadu_si512(codes + p * panel_bytes + quad * 64);
+      const VI first = _mm512_and_si512(both, low);
+      const VI second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+      for (int r = 0; r < kRows; ++r) {
+        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], first, BroadcastQuad(x + r * 32 + quad * 4));
+        sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], second, BroadcastQuad(x + r * 32 + quad * 4 + 16));
+      }
+    }
+  }
+}
+BATON_INLINE void ExpandNibbles(const uint8_t* codes, int add, uint8_t* wide) {
+  const VI low = _mm512_set1_epi8(0xf);
+  const VI table = _mm512_add_epi8(
+      _mm512_set4_epi32(0x0f0e0d0c, 0x0b0a0908, 0x07060504, 0x03020100), _mm512_set1_epi8(static_cast<char>(add)));
   for (int i = 0; i < 4; ++i) {
     const VI both = _mm512_loadu_si512(codes + i * 64);
-    w[i] = _mm512_and_si512(both, low);
-    w[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int quad = 0; quad < 8; ++quad) {
-      sum[r] = _mm512_dpbusd_epi32(sum[r], w[quad], BroadcastQuad(x + r * x_stride + quad * 4));
-    }
+    _mm512_storeu_si512(wide + i * 64, _mm512_shuffle_epi8(table, _mm512_and_si512(both, low)));
+    _mm512_storeu_si512(wide + 256 + i * 64,
+                        _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(both, 4), low)));
   }
 }
 

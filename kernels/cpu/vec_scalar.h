@@ -101,28 +101,37 @@ BATON_INLINE VI Round(VF a) {
 // Low bytes of the lanes.
 BATON_INLINE void StoreBytes(int8_t* p, VI a) { BATON_EACH p[i] = static_cast<int8_t>(a.v[i]); }
 
-// Integer dot products of kQuads * 4 codes with kRows rows of activations: sum[r] += codes * x[r].
-template <int kRows, int kQuads>
-BATON_INLINE void DotInt8(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
-  for (int r = 0; r < kRows; ++r) {
-    for (int quad = 0; quad < kQuads; ++quad) {
-      for (int lane = 0; lane < 16; ++lane) {
-        for (int k = 0; k < 4; ++k) {
-          sum[r].v[lane] += codes[(quad * 16 + lane) * 4 + k] * x[r * x_stride + quad * 4 + k];
+// Integer dot products of kQuads * 4 codes of each panel with kRows rows of activations, 32 bytes apart:
+// sum[panel][row] += codes * x.
+template <int kPanels, int kRows, int kQuads>
+BATON_INLINE void DotInt8(const uint8_t* codes, size_t panel_bytes, const int8_t* x, VI (*sum)[kRows]) {
+  for (int p = 0; p < kPanels; ++p, codes += panel_bytes) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int quad = 0; quad < kQuads; ++quad) {
+        for (int lane = 0; lane < 16; ++lane) {
+          for (int k = 0; k < 4; ++k) {
+            sum[p][r].v[lane] += codes[(quad * 16 + lane) * 4 + k] * x[r * 32 + quad * 4 + k];
+          }
         }
       }
     }
   }
 }
-// The same of a whole group of 4-bit codes.
-template <int kRows>
-BATON_INLINE void DotInt4(const uint8_t* codes, const int8_t* x, int64_t x_stride, VI* sum) {
-  uint8_t wide[512];
+// The 512 codes of a group of 4-bit codes, each plus `add`.
+BATON_INLINE void ExpandNibbles(const uint8_t* codes, int add, uint8_t* wide) {
   for (int i = 0; i < 256; ++i) {
-    wide[i] = codes[i] & 0xf;
-    wide[i + 256] = codes[i] >> 4;
+    wide[i] = static_cast<uint8_t>((codes[i] & 0xf) + add);
+    wide[i + 256] = static_cast<uint8_t>((codes[i] >> 4) + add);
   }
-  DotInt8<kRows, 8>(wide, x, x_stride, sum);
+}
+// DotInt8 of a whole group of 4-bit codes.
+template <int kPanels, int kRows>
+BATON_INLINE void DotInt4(const uint8_t* codes, size_t panel_bytes, const int8_t* x, VI (*sum)[kRows]) {
+  uint8_t wide[512];
+  for (int p = 0; p < kPanels; ++p) {
+    ExpandNibbles(codes + p * panel_bytes, 0, wide);
+    DotInt8<1, kRows, 8>(wide, 0, x, sum + p);
+  }
 }
 
 BATON_INLINE void StoreHalf(void* p, VF a) {
