@@ -101,11 +101,20 @@ std::string ByteToken(int byte) {
   return Utf8(next);
 }
 
+}  // namespace
+
+std::vector<std::string> ByteTokens() {
+  std::vector<std::string> tokens;
+  for (int b = 0; b < 256; ++b) tokens.push_back(ByteToken(b));
+  return tokens;
+}
+
+namespace {
+
 void AddTokenizer(int extra_vocab, GgufWriter* writer) {
   constexpr int32_t kNormal = 1, kControl = 3;
-  std::vector<std::string> tokens, merges;
+  std::vector<std::string> tokens = ByteTokens(), merges;
   std::vector<int32_t> types;
-  for (int b = 0; b < 256; ++b) tokens.push_back(ByteToken(b));
   types.assign(256, kNormal);
   for (const char* special : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
     tokens.push_back(special);

@@ -83,6 +83,9 @@ std::string GgufText(absl::string_view text);
 // Random bytes that are valid blocks of `dtype` encoding values of about the given size. n is a multiple of the block.
 std::string RandomBlocks(kernels::DType dtype, int64_t n, float scale, uint64_t* rng_state);
 
+// The 256 tokens that stand for single bytes in a byte-level BPE vocabulary, in order of the byte.
+std::vector<std::string> ByteTokens();
+
 // ggml's number of a type.
 uint32_t GgmlTypeNumber(kernels::DType dtype);
 
