@@ -34,14 +34,16 @@ double TimeThreads(int threads, ClockKind clock, const Fn& work) {
 }
 
 // Twelve independent chains hide the latency; the empty assembly keeps the compiler from folding them.
-#define BATON_PEAK_LOOP(type, statement)                             \
-  type acc[12];                                                      \
-  for (auto& a : acc) a = type{};                                    \
-  for (int64_t i = 0; i < kLoops; ++i) {                             \
-    _Pragma("GCC unroll 12") for (auto& a : acc) {                   \
-      statement;                                                     \
-      __asm__ volatile("" : "+v"(a));                                \
-    }                                                                \
+#define BATON_PEAK_LOOP(type, statement)           \
+  type acc[12];                                    \
+  for (type& a : acc) a = type{};                  \
+  for (int64_t i = 0; i < kLoops; ++i) {           \
+    _Pragma("GCC unroll 12") for (int j = 0; j < 12; ++j) { \
+      type a = acc[j];                             \
+      statement;                                   \
+      __asm__ volatile("" : "+v"(a));              \
+      acc[j] = a;                                  \
+    }                                              \
   }
 
 __attribute__((target("avx512f"))) void F32Loop512() {
