@@ -12,11 +12,6 @@ std::shared_ptr<RequestDriver> RequestDriver::Create(const DriverContext* contex
   std::shared_ptr<RequestDriver> driver(new RequestDriver(context, std::move(key), deadline));
   // The stream holds the driver until the call ends, and the driver the stream until it is gone itself.
   driver->stream_ = Stream::Create({}, [driver] { driver->ClientGone(); });
-  const std::weak_ptr<RequestDriver> weak = driver;
-  driver->deadline_alarm_.Set(absl::ToChronoTime(deadline), [weak](bool passed) {
-    const std::shared_ptr<RequestDriver> alive = weak.lock();
-    if (passed && alive != nullptr) alive->Post({Event::kDeadline, 0, {}, {}});
-  });
   return driver;
 }
 
@@ -28,7 +23,15 @@ RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl
   context_->metrics->Started();
 }
 
-void RequestDriver::Admit(AdmittedRequest request) { Post({Event::kAdmitted, 0, {}, std::move(request)}); }
+void RequestDriver::Admit(AdmittedRequest request) {
+  // Not before: a request that ended before it was in the table would stay in it for ever.
+  const std::weak_ptr<RequestDriver> weak = shared_from_this();
+  deadline_alarm_.Set(absl::ToChronoTime(lifecycle_.deadline()), [weak](bool passed) {
+    const std::shared_ptr<RequestDriver> alive = weak.lock();
+    if (passed && alive != nullptr) alive->Post({Event::kDeadline, 0, {}, {}});
+  });
+  Post({Event::kAdmitted, 0, {}, std::move(request)});
+}
 void RequestDriver::Reject(absl::Status status) { Post({Event::kRejected, 0, {}, std::move(status)}); }
 void RequestDriver::Stop() { Post({Event::kStop, 0, {}, {}}); }
 

@@ -49,6 +49,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   // The stream to the client, whose reactor gRPC is given. Made with the driver; its cancellation ends the request.
   Stream* stream() const { return stream_.get(); }
 
+  // After the table has it; the deadline is watched from here on.
   void Admit(AdmittedRequest request);
   void Reject(absl::Status status);
   void Stop();

@@ -1,0 +1,36 @@
+// The driver alone, without gRPC's side of the client's stream.
+#include "router/request_driver.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+#include "common/clock.h"
+#include "common/metrics.h"
+
+namespace baton::router {
+namespace {
+
+// Such a request stayed in the table for ever: it held its id and a place in the queue. A short deadline on a busy router
+// was enough.
+TEST(RequestDriverTest, ADeadlineThatPassesBeforeTheTableHasTheRequestLeavesNothingInIt) {
+  Metrics metrics;
+  RouterMetrics router_metrics(&metrics, "tiny", "fingerprint");
+  RequestTable table(10);
+  DriverContext context;
+  context.table = &table;
+  context.metrics = &router_metrics;
+  context.clock = Clock::Real();
+  std::shared_ptr<RequestDriver> driver = RequestDriver::Create(&context, "a", absl::Now() - absl::Seconds(1));
+  absl::SleepFor(absl::Milliseconds(300));  // whatever waits for the deadline runs
+  ASSERT_TRUE(table.Add("a", driver).ok());
+  driver->Reject(absl::InvalidArgumentError("anything that ends the request"));
+  EXPECT_TRUE(table.WaitUntilNoneRuns(absl::Seconds(5)));
+  // What gRPC does at the end of the call; it breaks the ring of driver and stream.
+  grpc::internal::ServerReactor* reactor = driver->stream();
+  driver.reset();
+  reactor->OnDone();
+  table.WaitUntilGone();
+}
+
+}  // namespace
+}  // namespace baton::router
