@@ -215,7 +215,12 @@ void AddBench(CLI::App* app, Invocation* invocation) {
   CLI::App* sub = app->add_subcommand("bench", "Measure a running cluster under load: TTFT, ITL, throughput, goodput");
   AddBenchFlags(sub, flags.get());
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout, field names as `vllm bench serve`");
-  sub->footer(SettingsHelp({"router"}));
+  sub->footer(
+      HelpFooter({"baton bench --concurrency 1,2,4,8,16 --save sweep.html",
+                  "baton bench --rate 4 --burstiness 0.5 --duration 60 --goodput ttft:500 tpot:100",
+                  "baton bench --burst --requests 32 --prefix-tokens 64",
+                  "baton bench --trace mooncake_conversation.jsonl --trace-scale 0.02 --trace-speed 10 --requests 200"},
+                 {"router"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunBench(*flags, *invocation); }; });
 }

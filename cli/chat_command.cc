@@ -3,11 +3,15 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <cmath>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
 #include "cli/connect.h"
@@ -28,6 +32,16 @@ struct ChatFlags {
   double timeout_s = 0;
   bool local = false;
 };
+
+constexpr char kHelp[] =
+    "/help             these words\n"
+    "/history          the conversation so far\n"
+    "/reset            forget the conversation\n"
+    "/stats            tokens so far, and how the last answer ran\n"
+    "/system TEXT      start anew with this system message\n"
+    "/seed N           and /temperature, /top-p, /max-tokens: as the flags; without a value the default\n"
+    "/quit             leave (so does the end of input)\n"
+    "Ctrl-C            stop the answer that is being written";
 
 class ChatSession {
  public:
@@ -82,14 +96,68 @@ class ChatSession {
                              prompt_tokens_, " prompt tokens (", cached_tokens_, " cached), ", completion_tokens_,
                              " completion tokens"));
       if (!last_summary_.empty()) out_.Raw(last_summary_);
+    } else if (command == "/history") {
+      for (const v1::ChatMessage& message : history_.messages()) {
+        out_.Note(absl::StrCat(out_.Paint(Style::kBold, absl::StrCat(message.role(), ":")), " ",
+                               Printable(message.content())));
+      }
     } else if (command == "/help") {
-      out_.Note(
-          "/help    these words\n/reset   forget the conversation\n/stats   tokens so far, and how the last "
-          "answer ran\n/quit    leave (so does the end of input)\nCtrl-C   stop the answer that is being written");
-    } else {
+      out_.Note(kHelp);
+    } else if (!Setting(command)) {
       out_.Note(absl::StrCat("There is no command ", Printable(command), "; /help lists them."));
     }
     return true;
+  }
+
+  // "/seed 7" and the like: what the flags of the same names say, from the next message on. False: there is no such
+  // command.
+  bool Setting(const std::string& command) {
+    const size_t space = command.find(' ');
+    const std::string name = command.substr(0, space);
+    const std::string value(
+        absl::StripAsciiWhitespace(space == std::string::npos ? absl::string_view() : command.c_str() + space));
+    SamplingFlags changed = flags_.sampling;
+    bool understood = true;
+    if (name == "/system") {
+      if (FirstInvalidUtf8(value) >= 0) {
+        out_.Note("That is not UTF-8.");
+        return true;
+      }
+      flags_.system = value;
+      Reset();
+      out_.Note(value.empty() ? "The conversation starts anew, without a system message."
+                              : "The conversation starts anew with that system message.");
+      return true;
+    } else if (name == "/seed") {
+      changed.seed = value;
+    } else if (name == "/temperature") {
+      understood = Parse(value, &changed.temperature);
+    } else if (name == "/top-p") {
+      understood = Parse(value, &changed.top_p);
+    } else if (name == "/max-tokens") {
+      understood = Parse(value, &changed.max_tokens);
+    } else {
+      return false;
+    }
+    v1::SamplingParams ignored;
+    if (!understood || !ToSamplingParams(changed, &ignored).ok()) {
+      out_.Note(absl::StrCat("\"", Printable(value), "\" is no value of ", name, "; expected a number, or nothing for ",
+                             "the default."));
+      return true;
+    }
+    flags_.sampling = changed;
+    out_.Note(absl::StrCat(name.substr(1), " is ", value.empty() ? "as by default" : value, " from here on."));
+    return true;
+  }
+
+  template <typename T>
+  static bool Parse(const std::string& text, std::optional<T>* value) {
+    value->reset();
+    if (text.empty()) return true;
+    double number = 0;
+    if (!absl::SimpleAtod(text, &number) || !(std::abs(number) < 1e9)) return false;
+    *value = static_cast<T>(number);
+    return static_cast<double>(**value) == number || std::is_floating_point_v<T>;
   }
 
   void Ask(const std::string& line) {
@@ -152,7 +220,7 @@ class ChatSession {
     if (!interactive_) exit_code_ = kExitFailure;
   }
 
-  const ChatFlags& flags_;
+  ChatFlags flags_;
   const Output& out_;
   Generator* const generator_;
   std::atomic<bool>* const cancelled_;
@@ -214,7 +282,9 @@ void AddChat(CLI::App* app, Invocation* invocation) {
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout for each answer");
   AddSamplingFlags(sub, &flags->sampling, /*all=*/false);
   sub->footer(
-      SettingsHelp({"router", "model", "max_context", "kv_memory_mib", "kv_dtype", "numerics", "isa", "threads"}));
+      HelpFooter({"baton chat --system \"Be brief.\"", "printf 'Hi\\nAnd in French?\\n' | baton chat --seed 1",
+                  "baton chat --local --model FILE.gguf"},
+                 {"router", "model", "max_context", "kv_memory_mib", "kv_dtype", "numerics", "isa", "threads"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunChat(*flags, *invocation); }; });
 }

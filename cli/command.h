@@ -28,6 +28,10 @@ void AddComplete(CLI::App* app, Invocation* invocation);
 void AddChat(CLI::App* app, Invocation* invocation);
 void AddStatus(CLI::App* app, Invocation* invocation);
 void AddBench(CLI::App* app, Invocation* invocation);
+void AddDoctor(CLI::App* app, Invocation* invocation);
+void AddConfig(CLI::App* app, Invocation* invocation);
+void AddTokenize(CLI::App* app, Invocation* invocation);  // tokenize, detokenize, tokenizer
+void AddCompletion(CLI::App* app, Invocation* invocation);
 
 }  // namespace baton::cli
 

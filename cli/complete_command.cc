@@ -17,6 +17,7 @@
 #include "cli/generation.h"
 #include "cli/interrupts.h"
 #include "cli/output.h"
+#include "cli/prompt_input.h"
 #include "cli/remote_generator.h"
 #include "cli/sampling_flags.h"
 #include "cli/settings.h"
@@ -24,8 +25,6 @@
 
 namespace baton::cli {
 namespace {
-
-constexpr size_t kMaxPromptBytes = 8 << 20;  // the router's message limit
 
 struct CompleteFlags {
   std::optional<std::string> prompt;
@@ -38,22 +37,6 @@ struct CompleteFlags {
   bool local = false;
   bool quiet = false;
 };
-
-absl::StatusOr<std::string> ReadStdin() {
-  std::string text;
-  char buffer[1 << 16];
-  while (text.size() <= kMaxPromptBytes) {
-    const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof(buffer));
-    if (n == 0) {
-      // What `echo` adds is not meant.
-      if (!text.empty() && text.back() == '\n') text.pop_back();
-      return text;
-    }
-    if (n < 0 && errno != EINTR) return absl::UnavailableError("The prompt could not be read from stdin.");
-    if (n > 0) text.append(buffer, static_cast<size_t>(n));
-  }
-  return absl::InvalidArgumentError(absl::StrCat("The prompt on stdin is larger than ", kMaxPromptBytes, " bytes."));
-}
 
 absl::Status CheckUtf8(absl::string_view what, absl::string_view text) {
   const int64_t at = FirstInvalidUtf8(text);
@@ -76,16 +59,9 @@ absl::Status SetPrompt(const CompleteFlags& flags, v1::GenerateRequest* request)
     }
     return absl::OkStatus();
   }
-  std::string prompt;
-  if (flags.prompt.has_value() && *flags.prompt != "-") {
-    prompt = *flags.prompt;
-  } else if (flags.prompt.has_value() || ::isatty(STDIN_FILENO) != 1) {
-    absl::StatusOr<std::string> read = ReadStdin();
-    if (!read.ok()) return read.status();
-    prompt = *std::move(read);
-  } else {
-    return absl::InvalidArgumentError("No prompt was given, and stdin is a terminal.");
-  }
+  const absl::StatusOr<std::string> given = PromptOrStdin(flags.prompt);
+  if (!given.ok()) return given.status();
+  const std::string& prompt = *given;
   if (absl::Status s = CheckUtf8("The prompt", prompt); !s.ok()) return s;
   if (absl::Status s = CheckUtf8("--system", flags.system); !s.ok()) return s;
   if (!flags.chat) {
@@ -211,8 +187,11 @@ void AddComplete(CLI::App* app, Invocation* invocation) {
   sub->add_flag("-q,--quiet", flags->quiet, "No summary on stderr");
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout, at the end");
   AddSamplingFlags(sub, &flags->sampling, /*all=*/true);
-  sub->footer(SettingsHelp({"router", "served_model_name", "model", "max_context", "kv_memory_mib", "kv_dtype",
-                            "numerics", "isa", "threads"}));
+  sub->footer(HelpFooter({"baton complete \"Once upon a time\" --max-tokens 50",
+                          "echo \"Why is the sky blue?\" | baton complete --chat --seed 7 --json",
+                          "baton complete --local --model FILE.gguf \"Hello\""},
+                         {"router", "served_model_name", "model", "max_context", "kv_memory_mib", "kv_dtype",
+                          "numerics", "isa", "threads"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunComplete(*flags, *invocation); }; });
 }

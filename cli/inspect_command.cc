@@ -5,6 +5,7 @@
 #include "cli/command.h"
 #include "cli/inspect.h"
 #include "cli/output.h"
+#include "cli/settings.h"
 
 namespace baton::cli {
 
@@ -14,6 +15,7 @@ void AddInspect(CLI::App* app, Invocation* invocation) {
       app->add_subcommand("inspect", "What a model file holds: shapes, tensor types, tokenizer, fingerprint");
   sub->add_option("model", *path, "A .gguf file")->required();
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout");
+  sub->footer(HelpFooter({"baton inspect FILE.gguf"}, {}));
   sub->callback([path, invocation] {
     invocation->run = [path, invocation] {
       const Output out(invocation->json);

@@ -15,6 +15,7 @@
 #include "cli/plan_print.h"
 #include "cli/quantity.h"
 #include "cli/read_file.h"
+#include "cli/settings.h"
 
 namespace baton::cli {
 namespace {
@@ -188,6 +189,9 @@ void AddPlan(CLI::App* app, Invocation* invocation) {
                   "Tokens of one conversation, as in 128K (131,072); default: the model's");
   sub->add_flag("--exact", flags->exact, "Count parameters from the shapes even where a round figure is published");
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout");
+  sub->footer(HelpFooter({"baton plan llama-3.1-405b --accelerator 8xh100 --context 128K", "baton plan FILE.gguf",
+                          "baton plan config.json --memory 80GB --bandwidth 3.35TB/s --flops 1979T --count 8"},
+                         {}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunPlan(*flags, invocation->json); }; });
 }

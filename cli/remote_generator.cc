@@ -8,6 +8,7 @@ namespace baton::cli {
 namespace {
 
 constexpr char kNoRouter[] = "NO_ROUTER";
+constexpr absl::Duration kUnaryTimeout = absl::Seconds(10);
 
 }  // namespace
 
@@ -71,7 +72,7 @@ absl::Status RemoteGenerator::Generate(const v1::GenerateRequest& request,
   if (any && status.error_code() == grpc::StatusCode::UNAVAILABLE && channel_->GetState(false) != GRPC_CHANNEL_READY) {
     return absl::UnavailableError(absl::StrCat("The router at ", address_, " went away in the middle of the answer."));
   }
-  return ExplainCall(status, address_, channel_->GetState(false));
+  return Explain(status);
 }
 
 bool RemoteGenerator::Cancel() {
@@ -81,11 +82,26 @@ bool RemoteGenerator::Cancel() {
   return true;
 }
 
+absl::Status RemoteGenerator::Explain(const grpc::Status& status) const {
+  return ExplainCall(status, address_, channel_->GetState(false));
+}
+
 absl::Status RemoteGenerator::ListModels(v1::ListModelsResponse* models) {
   grpc::ClientContext context;
-  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
-  const grpc::Status status = stub_->ListModels(&context, v1::ListModelsRequest(), models);
-  return ExplainCall(status, address_, channel_->GetState(false));
+  rpc::SetDeadline(&context, absl::Now() + kUnaryTimeout);
+  return Explain(stub_->ListModels(&context, v1::ListModelsRequest(), models));
+}
+
+absl::Status RemoteGenerator::Tokenize(const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
+  grpc::ClientContext context;
+  rpc::SetDeadline(&context, absl::Now() + kUnaryTimeout);
+  return Explain(stub_->Tokenize(&context, request, response));
+}
+
+absl::Status RemoteGenerator::Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response) {
+  grpc::ClientContext context;
+  rpc::SetDeadline(&context, absl::Now() + kUnaryTimeout);
+  return Explain(stub_->Detokenize(&context, request, response));
 }
 
 }  // namespace baton::cli

@@ -35,8 +35,12 @@ class RemoteGenerator : public Generator {
 
   // OK with what the router serves.
   absl::Status ListModels(v1::ListModelsResponse* models);
+  absl::Status Tokenize(const v1::TokenizeRequest& request, v1::TokenizeResponse* response);
+  absl::Status Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response);
 
  private:
+  absl::Status Explain(const grpc::Status& status) const;
+
   const std::string address_;
   const absl::Duration timeout_;
   std::shared_ptr<grpc::Channel> channel_;

@@ -10,33 +10,57 @@
 #include "absl/strings/str_replace.h"
 
 namespace baton::cli {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+
+std::string ValueText(const v1::Config& config, const FieldDescriptor* field) {
+  const auto* reflection = config.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->GetBool(config, field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return absl::StrCat(reflection->GetUInt32(config, field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(reflection->GetUInt64(config, field));
+    default:
+      return reflection->GetString(config, field);
+  }
+}
+
+}  // namespace
 
 std::vector<std::string> FlagsFor(const LoadedConfig& loaded, const std::set<std::string>& without) {
-  using google::protobuf::FieldDescriptor;
   std::vector<std::string> flags;
   const auto* descriptor = v1::Config::descriptor();
-  const auto* reflection = loaded.config.GetReflection();
   for (int i = 0; i < descriptor->field_count(); ++i) {
     const FieldDescriptor* field = descriptor->field(i);
     const auto origin = loaded.origins.find(field->name());
     if (origin == loaded.origins.end() || origin->second == "default" || without.count(field->name()) > 0) continue;
-    std::string value;
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_BOOL:
-        value = reflection->GetBool(loaded.config, field) ? "true" : "false";
-        break;
-      case FieldDescriptor::CPPTYPE_UINT32:
-        value = absl::StrCat(reflection->GetUInt32(loaded.config, field));
-        break;
-      case FieldDescriptor::CPPTYPE_UINT64:
-        value = absl::StrCat(reflection->GetUInt64(loaded.config, field));
-        break;
-      default:
-        value = reflection->GetString(loaded.config, field);
-    }
-    flags.push_back(absl::StrCat("--", absl::StrReplaceAll(field->name(), {{"_", "-"}}), "=", value));
+    flags.push_back(
+        absl::StrCat("--", absl::StrReplaceAll(field->name(), {{"_", "-"}}), "=", ValueText(loaded.config, field)));
   }
   return flags;
+}
+
+std::string SettingText(const v1::Config& config, const std::string& field) {
+  const FieldDescriptor* descriptor = v1::Config::descriptor()->FindFieldByName(field);
+  if (descriptor == nullptr || !config.GetReflection()->HasField(config, descriptor)) return "";
+  return ValueText(config, descriptor);
+}
+
+bool TakesSettings(absl::string_view command) {
+  for (const char* name : {"up", "complete", "chat", "status", "bench", "doctor", "config", "tokenize", "detokenize"}) {
+    if (command == name) return true;
+  }
+  return false;
+}
+
+std::string HelpFooter(const std::vector<std::string>& examples, const std::vector<std::string>& fields) {
+  std::string text = examples.size() == 1 ? "Example:\n" : "Examples:\n";
+  for (const std::string& example : examples) absl::StrAppend(&text, "  ", example, "\n");
+  if (!fields.empty()) absl::StrAppend(&text, "\n", SettingsHelp(fields));
+  return text;
 }
 
 std::string SettingsHelp(const std::vector<std::string>& fields) {

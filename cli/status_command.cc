@@ -54,7 +54,7 @@ void AddStatus(CLI::App* app, Invocation* invocation) {
   sub->add_option("--watch", flags->watch_s, "Again every so many seconds, until Ctrl-C")
       ->check(CLI::Range(0.1, 86400.0));
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout (each time, with --watch)");
-  sub->footer(SettingsHelp({"router"}));
+  sub->footer(HelpFooter({"baton status", "baton status --watch 2", "baton status --json | jq .workers"}, {"router"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunStatus(*flags, *invocation); }; });
 }

@@ -199,7 +199,10 @@ void AddUp(CLI::App* app, Invocation* invocation) {
       app->add_subcommand("up", "Run a local cluster: a router, prefill and decode workers; Ctrl-C stops it");
   sub->add_option("--bin-dir", flags->bin_dir, "Folder of the other programs; default: beside this one");
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout when ready");
-  sub->footer(SettingsHelp({}));
+  sub->footer(absl::StrCat(
+      HelpFooter(
+          {"baton up --model FILE.gguf", "baton up --model FILE.gguf --prefill 2 --decode 3 --listen 127.0.0.1:0"}, {}),
+      "\n", SettingsHelp({})));
   sub->callback([flags, invocation] { invocation->run = [flags, invocation] { return RunUp(*flags, *invocation); }; });
 }
 

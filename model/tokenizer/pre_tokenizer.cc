@@ -54,6 +54,18 @@ const std::vector<Scheme>& Schemes() {
   return *schemes;
 }
 
+absl::StatusOr<const Scheme*> FindScheme(absl::string_view name) {
+  std::vector<std::string> known;
+  for (const Scheme& scheme : Schemes()) {
+    const std::vector<std::string> names = absl::StrSplit(scheme.names, ' ');
+    known.insert(known.end(), names.begin(), names.end());
+    if (std::find(names.begin(), names.end(), name) != names.end()) return &scheme;
+  }
+  return absl::UnimplementedError(absl::StrCat("the model's pre-tokenizer \"", name, "\" is not known; known are ",
+                                               absl::StrJoin(known, ", "),
+                                               ". Use a model file converted with one of these."));
+}
+
 struct CodeDeleter {
   void operator()(pcre2_code* code) const { pcre2_code_free(code); }
 };
@@ -125,25 +137,24 @@ PreTokenizer::~PreTokenizer() = default;
 bool PreTokenizer::ignore_merges() const { return impl_->ignore_merges; }
 bool PreTokenizer::nfc() const { return impl_->nfc; }
 
+absl::StatusOr<std::vector<std::string>> PreTokenizer::Patterns(absl::string_view name) {
+  const absl::StatusOr<const Scheme*> scheme = FindScheme(name);
+  if (!scheme.ok()) return scheme.status();
+  return std::vector<std::string>((*scheme)->patterns.begin(), (*scheme)->patterns.end());
+}
+
 absl::StatusOr<std::unique_ptr<const PreTokenizer>> PreTokenizer::Create(absl::string_view name) {
-  std::vector<std::string> known;
-  for (const Scheme& scheme : Schemes()) {
-    const std::vector<std::string> names = absl::StrSplit(scheme.names, ' ');
-    known.insert(known.end(), names.begin(), names.end());
-    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
-    auto impl = std::make_unique<Impl>();
-    impl->ignore_merges = scheme.ignore_merges;
-    impl->nfc = scheme.nfc;
-    for (const char* pattern : scheme.patterns) {
-      absl::StatusOr<Code> code = Compile(pattern);
-      if (!code.ok()) return code.status();
-      impl->patterns.push_back(*std::move(code));
-    }
-    return std::unique_ptr<const PreTokenizer>(new PreTokenizer(std::move(impl)));
+  const absl::StatusOr<const Scheme*> scheme = FindScheme(name);
+  if (!scheme.ok()) return scheme.status();
+  auto impl = std::make_unique<Impl>();
+  impl->ignore_merges = (*scheme)->ignore_merges;
+  impl->nfc = (*scheme)->nfc;
+  for (const char* pattern : (*scheme)->patterns) {
+    absl::StatusOr<Code> code = Compile(pattern);
+    if (!code.ok()) return code.status();
+    impl->patterns.push_back(*std::move(code));
   }
-  return absl::UnimplementedError(absl::StrCat("the model's pre-tokenizer \"", name, "\" is not known; known are ",
-                                               absl::StrJoin(known, ", "),
-                                               ". Use a model file converted with one of these."));
+  return std::unique_ptr<const PreTokenizer>(new PreTokenizer(std::move(impl)));
 }
 
 absl::StatusOr<std::vector<absl::string_view>> PreTokenizer::Split(absl::string_view text) const {

@@ -20,6 +20,9 @@ class PreTokenizer {
   static absl::StatusOr<std::unique_ptr<const PreTokenizer>> Create(absl::string_view name);
   ~PreTokenizer();
 
+  // The regular expressions of `name` in order, each splitting what the one before left; as Create.
+  static absl::StatusOr<std::vector<std::string>> Patterns(absl::string_view name);
+
   // The pieces of `text` (valid UTF-8) in order; together they are all of it. They point into `text`.
   // ResourceExhausted if a pattern needs more backtracking than a text of this length can honestly need.
   absl::StatusOr<std::vector<absl::string_view>> Split(absl::string_view text) const;

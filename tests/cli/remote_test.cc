@@ -291,6 +291,9 @@ TEST_F(RemoteTest, ATimeoutIsTheRequestsDeadline) {
 TEST(NoRouterTest, EveryCommandSuggestsUp) {
   for (const std::vector<std::string>& args : {std::vector<std::string>{"complete", "--router", "127.0.0.1:1", "Hi"},
                                                {"chat", "--router", "127.0.0.1:1"},
+                                               {"bench", "--router", "127.0.0.1:1"},
+                                               {"tokenize", "--router", "127.0.0.1:1", "x"},
+                                               {"detokenize", "--router", "127.0.0.1:1", "1"},
                                                {"status", "--router", "127.0.0.1:1"}}) {
     const Result r = RunBaton(args);
     EXPECT_EQ(r.exit_code, 1) << args[0];
@@ -310,6 +313,24 @@ TEST_F(RemoteTest, ChatKeepsHistoryUntilReset) {
   EXPECT_NE(r.err.find("no command /nonsense"), std::string::npos) << r.err;
   EXPECT_NE(r.err.find("/reset"), std::string::npos) << r.err;
   EXPECT_EQ(inference_.last().chat().messages(1).content(), "new");
+}
+
+TEST_F(RemoteTest, ChatSettingsChangeTheNextRequest) {
+  const Result r = RunBaton(Args("chat", {"--seed", "1"}),
+                            "/system Be kind.\n/seed 7\n/temperature 0.5\n/max-tokens 9\n/max-tokens 1.5\n/seed x\nHi\n"
+                            "/history\n/seed\n/top-p 0.25\nagain\n");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.out, "Hello 2 world\nHello 4 world\n");
+  for (const char* words : {"\"1.5\" is no value of /max-tokens", "\"x\" is no value of /seed", "system: Be kind.",
+                            "assistant: Hello 2 world"}) {
+    EXPECT_NE(r.err.find(words), std::string::npos) << words << "\n" << r.err;
+  }
+  const v1::GenerateRequest last = inference_.last();
+  EXPECT_FALSE(last.sampling().has_seed());
+  EXPECT_EQ(last.sampling().temperature(), 0.5f);
+  EXPECT_EQ(last.sampling().top_p(), 0.25f);
+  EXPECT_EQ(last.sampling().max_tokens(), 9);
+  EXPECT_EQ(last.chat().messages(0).content(), "Be kind.");
 }
 
 TEST_F(RemoteTest, ChatWithAFailedRequestGoesOnAndExitsOne) {
