@@ -17,7 +17,28 @@ namespace {
 
 struct StatusFlags {
   double watch_s = 0;
+  std::string why;
 };
+
+int RunWhy(const std::string& request_id, const std::string& address, grpc::Channel* channel, v1::Cluster::Stub* stub,
+           const Output& out) {
+  grpc::ClientContext context;
+  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
+  v1::ExplainPlacementRequest request;
+  request.set_request_id(request_id);
+  v1::PlacementExplanation explanation;
+  const grpc::Status called = stub->ExplainPlacement(&context, request, &explanation);
+  if (const absl::Status s = ExplainCall(called, address, channel->GetState(false)); !s.ok()) {
+    return out.Fail(s, IsNoRouter(s) ? NextAfter(s, "status") : "the request's id is in the router's log and in Started",
+                    kExitFailure);
+  }
+  if (out.json()) {
+    out.Json(WhyToJson(explanation));
+  } else {
+    out.Data(FormatWhy(explanation));
+  }
+  return kExitOk;
+}
 
 int RunStatus(const StatusFlags& flags, const Invocation& invocation) {
   const Output out(invocation.json);
@@ -27,6 +48,7 @@ int RunStatus(const StatusFlags& flags, const Invocation& invocation) {
   const std::string& address = settings->config.router();
   const std::shared_ptr<grpc::Channel> channel = rpc::CreateChannel(address);
   const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
+  if (!flags.why.empty()) return RunWhy(flags.why, address, channel.get(), stub.get(), out);
   while (true) {
     grpc::ClientContext context;
     rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
@@ -53,6 +75,7 @@ void AddStatus(CLI::App* app, Invocation* invocation) {
   CLI::App* sub = app->add_subcommand("status", "Workers, their load and KV blocks, and who was refused");
   sub->add_option("--watch", flags->watch_s, "Again every so many seconds, until Ctrl-C")
       ->check(CLI::Range(0.1, 86400.0));
+  sub->add_option("--why", flags->why, "Why the request of this id went where it went, instead");
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout (each time, with --watch)");
   sub->footer(HelpFooter({"baton status", "baton status --watch 2", "baton status --json | jq .workers"}, {"router"}));
   sub->callback(

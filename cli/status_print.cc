@@ -123,4 +123,58 @@ Json StatusToJson(const v1::ClusterStatus& s, const std::string& address) {
   return json;
 }
 
+std::string FormatWhy(const v1::PlacementExplanation& explanation) {
+  std::string out = absl::StrCat("request ", Printable(explanation.request_id()), "\n");
+  for (const v1::PlacementDecision& d : explanation.decisions()) {
+    absl::StrAppendFormat(&out, "attempt %d, %.1f s ago: policy %s, %s prompt tokens, waited %.1f ms in the router\n",
+                          d.epoch(), d.age_s(), Printable(d.policy()), WithCommas(d.prompt_tokens()), d.waited_ms());
+    Rows rows = {{"  ", "PREFILL", "TO TOKEN 0", "AHEAD", "CACHED", "", ""}};
+    for (const v1::PlacementCandidate& c : d.prefill()) {
+      rows.push_back({rows.size() == 1 ? "->" : "  ", Printable(c.worker()),
+                      absl::StrFormat("%.1f ms", c.predicted_ms()), absl::StrCat(c.queue_tokens()),
+                      absl::StrCat(c.cached_tokens()), Printable(c.note()), ""});
+    }
+    if (rows.size() > 1) absl::StrAppend(&out, Table(rows), "  of ", d.prefill_considered(), " compared\n");
+    rows = {{"  ", "DECODE", "COST", "SEQUENCES", "FREE BLOCKS", "", ""}};
+    for (const v1::PlacementCandidate& c : d.decode()) {
+      rows.push_back({rows.size() == 1 ? "->" : "  ", Printable(c.worker()),
+                      absl::StrFormat("%.1f ms", c.predicted_ms()), absl::StrCat(c.sequences()),
+                      absl::StrCat(c.free_blocks()), Printable(c.note()), ""});
+    }
+    if (rows.size() > 1) absl::StrAppend(&out, Table(rows), "  of ", d.decode_considered(), " compared\n");
+    if (!d.error().empty()) absl::StrAppend(&out, "  nowhere: ", Printable(d.error()), "\n");
+  }
+  return out;
+}
+
+Json WhyToJson(const v1::PlacementExplanation& explanation) {
+  const auto candidates = [](const auto& from) {
+    Json list = Json::array();
+    for (const v1::PlacementCandidate& c : from) {
+      list.push_back({{"worker", ToUtf8(c.worker())},
+                      {"predicted_ms", c.predicted_ms()},
+                      {"queue_tokens", c.queue_tokens()},
+                      {"cached_tokens", c.cached_tokens()},
+                      {"sequences", c.sequences()},
+                      {"free_blocks", c.free_blocks()},
+                      {"note", ToUtf8(c.note())}});
+    }
+    return list;
+  };
+  Json json = {{"request_id", ToUtf8(explanation.request_id())}, {"decisions", Json::array()}};
+  for (const v1::PlacementDecision& d : explanation.decisions()) {
+    json["decisions"].push_back({{"attempt", d.epoch()},
+                                 {"age_s", d.age_s()},
+                                 {"policy", ToUtf8(d.policy())},
+                                 {"prompt_tokens", d.prompt_tokens()},
+                                 {"waited_ms", d.waited_ms()},
+                                 {"prefill", candidates(d.prefill())},
+                                 {"prefill_considered", d.prefill_considered()},
+                                 {"decode", candidates(d.decode())},
+                                 {"decode_considered", d.decode_considered()},
+                                 {"error", ToUtf8(d.error())}});
+  }
+  return json;
+}
+
 }  // namespace baton::cli

@@ -13,6 +13,9 @@ namespace baton::cli {
 bool LedgerAddsUp(const v1::KvLedger& ledger);
 
 std::string FormatStatus(const v1::ClusterStatus& status, const std::string& address);
+// One paragraph for each attempt to place the request.
+std::string FormatWhy(const v1::PlacementExplanation& explanation);
+nlohmann::ordered_json WhyToJson(const v1::PlacementExplanation& explanation);
 nlohmann::ordered_json StatusToJson(const v1::ClusterStatus& status, const std::string& address);
 
 }  // namespace baton::cli

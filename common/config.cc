@@ -69,6 +69,7 @@ constexpr Rule kRules[] = {
     {"drain_timeout_ms", "30000", "30000", 0, kDayMs},
     {"default_deadline_ms", "600000", "600000", 1, kDayMs},
     {"exit_with_parent", "false", "false"},
+    {"placement", "cost", "cost", 0, 0, "cost round_robin random least_loaded"},
     {"prefill", "1", "1", 1, 64},
     {"decode", "1", "1", 1, 64},
 };

@@ -8,6 +8,7 @@ void BatchBuilder::Clear() {
   positions_.clear();
   chunks_.clear();
   logit_rows_.clear();
+  num_positions_ = 0;
 }
 
 void BatchBuilder::Add(const Sequence& sequence, int num_rows) {
@@ -16,6 +17,7 @@ void BatchBuilder::Add(const Sequence& sequence, int num_rows) {
   for (int i = 0; i < num_rows; ++i) {
     token_ids_.push_back(sequence.token_ids[first + i]);
     positions_.push_back(first + i);
+    num_positions_ += first + i + 1;
   }
   Item item{sequence.id(), num_rows, -1};
   if (first + num_rows == sequence.num_tokens()) {

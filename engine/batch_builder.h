@@ -27,6 +27,8 @@ class BatchBuilder {
 
   bool empty() const { return items_.empty(); }
   const std::vector<Item>& items() const { return items_; }
+  int num_rows() const { return static_cast<int>(token_ids_.size()); }
+  int64_t num_positions() const { return num_positions_; }  // that the rows attend to, summed
   int num_logits() const { return static_cast<int>(logit_rows_.size()); }
   // Valid until the next Add or Clear.
   model::ForwardBatch batch() const { return {token_ids_, positions_, chunks_, logit_rows_}; }
@@ -37,6 +39,7 @@ class BatchBuilder {
   std::vector<int32_t> positions_;
   std::vector<kernels::SequenceChunk> chunks_;
   std::vector<int32_t> logit_rows_;
+  int64_t num_positions_ = 0;
 };
 
 }  // namespace baton::engine

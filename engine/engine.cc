@@ -111,6 +111,10 @@ class EngineThread : public Engine {
     return load;
   }
 
+  kvcache::PrefixJournal::Report prefixes_since(uint64_t version) const override {
+    return core_->journal()->Since(version);
+  }
+
   kernels::KvLayout kv_layout() const override { return core_->pool()->layout(); }
 
  private:
@@ -181,7 +185,7 @@ class EngineThread : public Engine {
 
   const int max_queue_;
   Clock* const clock_;
-  const std::unique_ptr<EngineCore> core_;  // the thread's, but for pool()
+  const std::unique_ptr<EngineCore> core_;  // the thread's, but for pool() and journal()
   const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();
 
   mutable Mutex mu_;

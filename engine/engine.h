@@ -14,7 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/request.h"
+#include "engine/step_cost.h"
 #include "kvcache/block_pool.h"
+#include "kvcache/prefix_journal.h"
 #include "model/model_runner.h"
 
 namespace baton {
@@ -40,6 +42,9 @@ struct EngineLoad {
   int64_t waiting_tokens = 0;
   int64_t steps = 0;
   int64_t tokens_per_second = 0;
+  int64_t pending_tokens = 0;  // known tokens whose KV is still to be computed, over running and waiting ones
+  int64_t context_tokens = 0;  // positions that the running sequences hold
+  StepCost cost;
   kvcache::Ledger ledger;
 };
 
@@ -75,6 +80,8 @@ class Engine {
   virtual bool Idle() const = 0;
 
   virtual EngineLoad load() const = 0;
+  // Names of the prefixes in the cache (none without prefix_cache).
+  virtual kvcache::PrefixJournal::Report prefixes_since(uint64_t version) const = 0;
   virtual kernels::KvLayout kv_layout() const = 0;
 };
 

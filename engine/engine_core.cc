@@ -30,7 +30,9 @@ EngineCore::EngineCore(const EngineOptions& options, model::ModelRunner* runner,
       pool_(std::move(pool)),
       sampler_(runner->vocab_size()),
       window_start_(clock->Now()) {
-  if (options_.prefix_cache) index_ = std::make_unique<kvcache::PrefixIndex>(pool_.get());
+  if (options_.prefix_cache) {
+    index_ = std::make_unique<kvcache::PrefixIndex>(pool_.get(), kvcache::ExtendPrefixHash, &journal_);
+  }
 }
 
 EngineCore::~EngineCore() { EndAll(absl::CancelledError("the engine stopped")); }
@@ -247,6 +249,12 @@ EngineLoad EngineCore::load() const {
   load.running = static_cast<int>(resident_.size());
   load.waiting = static_cast<int>(waiting_.size() + reservations_.size());
   for (const auto& [id, sequence] : waiting_) load.waiting_tokens += sequence->num_tokens();
+  load.pending_tokens = load.waiting_tokens;
+  for (const auto& [id, sequence] : resident_) {
+    load.pending_tokens += sequence->num_tokens() - sequence->num_computed;
+    load.context_tokens += sequence->num_tokens();
+  }
+  load.cost = cost_.Fit();
   load.steps = step_;
   load.tokens_per_second = tokens_per_second_;
   load.ledger = pool_->ledger();

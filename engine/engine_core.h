@@ -28,6 +28,7 @@
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
+#include "engine/step_cost.h"
 #include "kvcache/block_pool.h"
 #include "kvcache/prefix_index.h"
 #include "model/model_runner.h"
@@ -64,6 +65,7 @@ class EngineCore {
 
   EngineLoad load() const;
   kvcache::BlockPool* pool() const { return pool_.get(); }
+  const kvcache::PrefixJournal* journal() const { return &journal_; }  // thread-safe
   // Gives the prefix cache's blocks back.
   void DropPrefixCache();
 
@@ -109,10 +111,12 @@ class EngineCore {
   model::ModelRunner* const runner_;
   Clock* const clock_;
   const std::shared_ptr<kvcache::BlockPool> pool_;
+  kvcache::PrefixJournal journal_;
   std::unique_ptr<kvcache::PrefixIndex> index_;  // null: no prefix cache
   Sampler sampler_;
   BatchBuilder batch_;
   std::vector<float> logits_;
+  StepCostModel cost_;
 
   bool draining_ = false;
   uint64_t next_arrival_ = 1;

@@ -150,7 +150,9 @@ void EngineCore::BuildBatch(const Decision& decision, absl::Time now) {
 void EngineCore::RunBatch() {
   const size_t vocab = runner_->vocab_size();
   logits_.resize(batch_.num_logits() * vocab);
+  const absl::Time begin = clock_->Now();
   runner_->Forward(batch_.batch(), pool_->view(), logits_);
+  cost_.Learn(batch_.num_rows(), batch_.num_positions(), clock_->Now() - begin);
   // Sampling changes tables and token vectors, so the batch's views are dead from here on; its items are not.
   for (const BatchBuilder::Item& item : batch_.items()) {
     std::span<const float> logits;

@@ -174,6 +174,13 @@ v1::WorkerLoad LoadToProto(const EngineLoad& load) {
   *out.mutable_ledger() = LedgerToProto(load.ledger);
   out.set_steps(load.steps);
   out.set_tokens_per_second(load.tokens_per_second);
+  out.set_pending_tokens(load.pending_tokens);
+  out.set_context_tokens(load.context_tokens);
+  v1::StepCost* cost = out.mutable_cost();
+  cost->set_fixed_us(load.cost.fixed_us);
+  cost->set_per_row_us(load.cost.per_row_us);
+  cost->set_per_position_us(load.cost.per_position_us);
+  cost->set_samples(load.cost.samples);
   return out;
 }
 

@@ -116,6 +116,8 @@ v1::WorkerInfo LoadedModel::Describe() const {
   info.set_max_context(static_cast<uint32_t>(max_context()));
   info.set_total_blocks(static_cast<uint64_t>(num_blocks_));
   info.set_backend(backend_name());
+  info.set_max_sequences(static_cast<uint32_t>(max_sequences_));
+  info.set_max_batch_tokens(static_cast<uint32_t>(max_batch_tokens_));
   return info;
 }
 
@@ -228,6 +230,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   loaded->limits_ = {loaded->transformer_->vocab_size(), plan->max_context, {ServedModelName(config)}};
   loaded->architecture_ = plan->model_config.architecture;
   loaded->num_blocks_ = plan->engine.num_blocks;
+  loaded->max_sequences_ = plan->engine.max_sequences;
+  loaded->max_batch_tokens_ = plan->engine.max_batch_tokens;
   loaded->eos_token_ids_ = plan->engine.eos_token_ids;
   return loaded;
 }

@@ -76,6 +76,8 @@ class LoadedModel {
   ModelLimits limits_;
   std::string architecture_;
   int64_t num_blocks_ = 0;
+  int max_sequences_ = 0;
+  int max_batch_tokens_ = 0;
   std::vector<int32_t> eos_token_ids_;
   model::MemoryLedger memory_;
 };

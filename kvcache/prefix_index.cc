@@ -5,8 +5,8 @@
 
 namespace baton::kvcache {
 
-PrefixIndex::PrefixIndex(BlockPool* pool, ExtendFn extend)
-    : pool_(pool), extend_(std::move(extend)), by_block_(pool->num_blocks()) {}
+PrefixIndex::PrefixIndex(BlockPool* pool, ExtendFn extend, PrefixJournal* journal)
+    : pool_(pool), extend_(std::move(extend)), journal_(journal), by_block_(pool->num_blocks()) {}
 
 PrefixIndex::~PrefixIndex() { Clear(); }
 
@@ -88,10 +88,12 @@ bool PrefixIndex::Insert(Cursor* parent, std::span<const int32_t> block_tokens, 
   parent->uid = entry.uid;
   ++parent->num_blocks;
   entries_.emplace(hash, std::move(entry));
+  if (journal_ != nullptr) journal_->Added(hash.Low64());
   return true;
 }
 
 void PrefixIndex::Erase(BlockId block) {
+  if (journal_ != nullptr) journal_->Removed(by_block_[block]->Low64());
   entries_.erase(*by_block_[block]);
   by_block_[block].reset();
   pool_->SetIndexed(block, false);

@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "kvcache/block_pool.h"
 #include "kvcache/prefix_hash.h"
+#include "kvcache/prefix_journal.h"
 
 namespace baton::kvcache {
 
@@ -27,7 +28,8 @@ class PrefixIndex {
   // Replaced in tests, to make names collide.
   using ExtendFn = std::function<PrefixHash(const PrefixHash& parent, std::span<const int32_t> block_tokens)>;
 
-  explicit PrefixIndex(BlockPool* pool, ExtendFn extend = ExtendPrefixHash);
+  // `journal`, if any, hears of every name that comes and goes; not owned.
+  explicit PrefixIndex(BlockPool* pool, ExtendFn extend = ExtendPrefixHash, PrefixJournal* journal = nullptr);
   ~PrefixIndex();
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
@@ -80,6 +82,7 @@ class PrefixIndex {
 
   BlockPool* const pool_;
   const ExtendFn extend_;
+  PrefixJournal* const journal_;
   std::unordered_map<PrefixHash, Entry, PrefixHashHasher> entries_;
   std::vector<std::optional<PrefixHash>> by_block_;  // [block id]
   uint64_t next_uid_ = 1;

@@ -69,6 +69,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   *info.add_endpoints() = (*transport)->endpoint();
   const absl::Status served = host.Serve(std::move(info), {{"baton.v1.PrefillWorker", &service}},
                                          {.load = [&service] { return service.load(); },
+                                          .prefixes = [&service](uint64_t v) { return service.prefixes(v); },
                                           .drain = [&service] { service.Drain(); },
                                           .idle = [&service] { return service.idle(); }});
   (*transport)->Shutdown();

@@ -238,6 +238,16 @@ v1::WorkerLoad PrefillService::load() const {
   return load;
 }
 
+v1::PrefixReport PrefillService::prefixes(uint64_t version) const {
+  const kvcache::PrefixJournal::Report report = options_.model->engine()->prefixes_since(version);
+  v1::PrefixReport out;
+  out.set_base_version(report.base_version);
+  out.set_version(report.version);
+  out.mutable_added()->Assign(report.added.begin(), report.added.end());
+  out.mutable_removed()->Assign(report.removed.begin(), report.removed.end());
+  return out;
+}
+
 void PrefillService::Drain() { options_.model->engine()->Drain(); }
 
 bool PrefillService::idle() const {

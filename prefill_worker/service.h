@@ -14,6 +14,7 @@
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/exporter.h"
+#include "proto/cluster.pb.h"
 #include "proto/worker.grpc.pb.h"
 
 namespace baton::prefill_worker {
@@ -41,6 +42,7 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
 
   // For WorkerHost's hooks.
   v1::WorkerLoad load() const;
+  v1::PrefixReport prefixes(uint64_t version) const;
   void Drain();
   bool idle() const;
 

@@ -33,8 +33,11 @@ grpc::ServerUnaryReactor* ClusterService::Register(grpc::CallbackServerContext* 
 }
 
 grpc::ServerUnaryReactor* ClusterService::Heartbeat(grpc::CallbackServerContext* context,
-                                                    const v1::HeartbeatRequest* request, v1::HeartbeatResponse*) {
-  const absl::Status status = view_->Heartbeat(*request);
+                                                    const v1::HeartbeatRequest* request,
+                                                    v1::HeartbeatResponse* response) {
+  uint64_t prefix_version = 0;
+  const absl::Status status = view_->Heartbeat(*request, &prefix_version);
+  response->set_prefix_version(prefix_version);
   if (status.ok()) on_change_();
   return Done(context, status);
 }
@@ -54,6 +57,15 @@ grpc::ServerUnaryReactor* ClusterService::GetClusterStatus(grpc::CallbackServerC
                                                            v1::ClusterStatus* response) {
   view_->FillStatus(response);
   fill_status_(response);
+  return Done(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* ClusterService::ExplainPlacement(grpc::CallbackServerContext* context,
+                                                           const v1::ExplainPlacementRequest* request,
+                                                           v1::PlacementExplanation* response) {
+  absl::StatusOr<v1::PlacementExplanation> explanation = explain_(request->request_id());
+  if (!explanation.ok()) return Done(context, explanation.status());
+  *response = *std::move(explanation);
   return Done(context, absl::OkStatus());
 }
 

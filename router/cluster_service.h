@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "absl/status/statusor.h"
 #include "proto/cluster.grpc.pb.h"
 #include "router/cluster_view.h"
 #include "router/router_metrics.h"
@@ -13,10 +14,16 @@ namespace baton::router {
 // Thread-safe. Nothing is owned; all outlives the service.
 class ClusterService final : public v1::Cluster::CallbackService {
  public:
-  // `on_change` after each change of membership; `fill_status` adds what the view does not know.
+  // `on_change` after each change of membership; `fill_status` adds what the view does not know;
+  // `explain` tells of one request's placements.
   ClusterService(ClusterView* view, RouterMetrics* metrics, std::function<void()> on_change,
-                 std::function<void(v1::ClusterStatus*)> fill_status)
-      : view_(view), metrics_(metrics), on_change_(std::move(on_change)), fill_status_(std::move(fill_status)) {}
+                 std::function<void(v1::ClusterStatus*)> fill_status,
+                 std::function<absl::StatusOr<v1::PlacementExplanation>(const std::string&)> explain)
+      : view_(view),
+        metrics_(metrics),
+        on_change_(std::move(on_change)),
+        fill_status_(std::move(fill_status)),
+        explain_(std::move(explain)) {}
 
   grpc::ServerUnaryReactor* Register(grpc::CallbackServerContext* context, const v1::RegisterRequest* request,
                                      v1::RegisterResponse* response) override;
@@ -27,12 +34,16 @@ class ClusterService final : public v1::Cluster::CallbackService {
   grpc::ServerUnaryReactor* GetClusterStatus(grpc::CallbackServerContext* context,
                                              const v1::GetClusterStatusRequest* request,
                                              v1::ClusterStatus* response) override;
+  grpc::ServerUnaryReactor* ExplainPlacement(grpc::CallbackServerContext* context,
+                                             const v1::ExplainPlacementRequest* request,
+                                             v1::PlacementExplanation* response) override;
 
  private:
   ClusterView* const view_;
   RouterMetrics* const metrics_;
   const std::function<void()> on_change_;
   const std::function<void(v1::ClusterStatus*)> fill_status_;
+  const std::function<absl::StatusOr<v1::PlacementExplanation>(const std::string&)> explain_;
 };
 
 }  // namespace baton::router

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -14,6 +15,8 @@ constexpr size_t kMaxAddressBytes = 256;
 constexpr int kMaxEndpoints = 16;
 constexpr size_t kMaxEndpointBytes = 64 << 10;
 constexpr size_t kMaxFenced = 4096;
+constexpr absl::Duration kMinSuspicion = absl::Seconds(1);
+constexpr absl::Duration kMaxSuspicion = absl::Seconds(30);
 
 bool Printable(const std::string& text, size_t max_bytes) {
   if (text.empty() || text.size() > max_bytes) return false;
@@ -102,7 +105,7 @@ ClusterView::ClusterView(ClusterViewOptions options, Clock* clock, GoneCallback 
 
 const ClusterView::Worker* ClusterView::Reference(absl::string_view except_name) const {
   for (const auto& [name, worker] : workers_) {
-    if (worker.state != WorkerState::kLost && absl::string_view(name) != except_name) return &worker;
+    if (StateOf(worker) != WorkerState::kLost && absl::string_view(name) != except_name) return &worker;
   }
   return nullptr;
 }
@@ -160,20 +163,64 @@ absl::Status ClusterView::RegisterLocked(const v1::WorkerInfo& info,
                                                        " workers are, which is the limit; stop some first"));
     }
     it = workers_.emplace(id.name, Worker{}).first;
+    it->second.row = rows_.size();
+    WorkerSnapshot& row = rows_.emplace_back();
+    row.slot = free_slots_.empty() ? next_slot_++ : free_slots_.back();
+    if (!free_slots_.empty()) free_slots_.pop_back();
+    Restart(&it->second, info);
   } else if (it->second.info.incarnation() != id.incarnation) {
     gone->emplace_back(WorkerId{id.name, it->second.info.incarnation()},
                        absl::StrCat("worker ", id.name, " was started again and its former incarnation is fenced"));
     fenced_.push_back(gone->back().first);
     if (fenced_.size() > kMaxFenced) fenced_.pop_front();
-    it->second = Worker{};
+    Restart(&it->second, info);
   }
   Worker& worker = it->second;
   worker.info = info;
-  worker.role = info.role() == "prefill" ? Role::kPrefill : Role::kDecode;
-  worker.state = WorkerState::kReady;
-  worker.suspect = false;
   worker.last_heard = clock_->Now();
+  WorkerSnapshot& row = rows_[worker.row];
+  row.role = info.role() == "prefill" ? Role::kPrefill : Role::kDecode;
+  (row.role == Role::kPrefill ? ever_prefill_ : ever_decode_) = true;
+  row.state = WorkerState::kReady;
+  row.suspect = false;
+  row.address = info.address();
+  row.max_context = info.max_context();
+  row.block_size = info.layout().block_size();
+  row.max_sequences = info.max_sequences();
+  row.max_batch_tokens = info.max_batch_tokens();
+  row.total_blocks = info.total_blocks();
+  if (!worker.load.has_ledger()) row.free_blocks = row.total_blocks;
   return absl::OkStatus();
+}
+
+void ClusterView::Restart(Worker* worker, const v1::WorkerInfo& info) {
+  const size_t row = worker->row;
+  const uint32_t slot = rows_[row].slot;
+  prefixes_.Clear(slot);
+  *worker = Worker{};
+  worker->row = row;
+  WorkerSnapshot fresh;
+  fresh.id = {info.name(), info.incarnation()};
+  fresh.key = absl::HashOf(fresh.id.name, fresh.id.incarnation);
+  fresh.slot = slot;
+  rows_[row] = std::move(fresh);
+}
+
+std::map<std::string, ClusterView::Worker>::iterator ClusterView::Erase(std::map<std::string, Worker>::iterator it) {
+  const size_t row = it->second.row;
+  prefixes_.Clear(rows_[row].slot);
+  free_slots_.push_back(rows_[row].slot);
+  if (row + 1 != rows_.size()) {
+    rows_[row] = std::move(rows_.back());
+    workers_.at(rows_[row].id.name).row = row;
+  }
+  rows_.pop_back();
+  return workers_.erase(it);
+}
+
+WorkerSnapshot* ClusterView::FindRow(const WorkerId& id) {
+  const Worker* worker = Find(id);
+  return worker == nullptr ? nullptr : &rows_[worker->row];
 }
 
 ClusterView::Worker* ClusterView::Find(const WorkerId& id) {
@@ -186,25 +233,37 @@ absl::Status ClusterView::NotRegistered(absl::string_view name, absl::string_vie
                                           incarnation.substr(0, kMaxNameBytes), " is not registered; register again"));
 }
 
-absl::Status ClusterView::Heartbeat(const v1::HeartbeatRequest& request) {
+absl::Status ClusterView::Heartbeat(const v1::HeartbeatRequest& request, uint64_t* prefix_version) {
   MutexLock lock(&mu_);
   Worker* worker = Find({request.name(), request.incarnation()});
   // A lost worker's requests have gone elsewhere; it starts over as a new member.
-  if (worker == nullptr || worker->state == WorkerState::kLost) {
+  if (worker == nullptr || StateOf(*worker) == WorkerState::kLost) {
     return NotRegistered(request.name(), request.incarnation());
   }
-  worker->load = request.load();
-  worker->has_load = true;
-  worker->state = request.draining() ? WorkerState::kDraining : WorkerState::kReady;
-  worker->suspect = false;
+  const v1::WorkerLoad& load = request.load();
+  worker->load = load;
   worker->last_heard = clock_->Now();
+  worker->suspect_for = absl::ZeroDuration();
+  WorkerSnapshot& row = rows_[worker->row];
+  row.state = request.draining() ? WorkerState::kDraining : WorkerState::kReady;
+  row.suspect = false;
+  row.sequences = load.running() + load.waiting();
+  row.pending_tokens = std::max(load.pending_tokens(), load.waiting_tokens());
+  row.context_tokens = load.context_tokens();
+  row.block_bytes = load.ledger().block_bytes();
+  row.free_blocks = load.has_ledger() ? load.ledger().free() + load.ledger().cached() : row.total_blocks;
+  row.cost = {load.cost().fixed_us(), load.cost().per_row_us(), load.cost().per_position_us(), load.cost().samples()};
+  if (request.has_prefixes()) {
+    const uint64_t version = prefixes_.Apply(row.slot, request.prefixes());
+    if (prefix_version != nullptr) *prefix_version = version;
+  }
   return absl::OkStatus();
 }
 
 absl::Status ClusterView::Deregister(const WorkerId& id) {
   MutexLock lock(&mu_);
   if (Find(id) == nullptr) return NotRegistered(id.name, id.incarnation);
-  workers_.erase(id.name);
+  Erase(workers_.find(id.name));
   return absl::OkStatus();
 }
 
@@ -214,17 +273,19 @@ void ClusterView::ExpireSilent() {
     MutexLock lock(&mu_);
     const absl::Time now = clock_->Now();
     for (auto it = workers_.begin(); it != workers_.end();) {
-      Worker& worker = it->second;
+      const Worker& worker = it->second;
+      WorkerSnapshot& row = rows_[worker.row];
       const absl::Duration age = now - worker.last_heard;
-      if (worker.state == WorkerState::kLost) {
-        it = age >= options_.forget_lost_after ? workers_.erase(it) : std::next(it);
+      if (row.state == WorkerState::kLost) {
+        it = age >= options_.forget_lost_after ? Erase(it) : std::next(it);
         continue;
       }
+      if (now >= worker.suspect_until) row.suspect = false;
       if (age >= options_.worker_timeout) {
-        worker.state = WorkerState::kLost;
-        gone.emplace_back(WorkerId{it->first, worker.info.incarnation()},
-                          absl::StrCat("worker ", it->first, " sent no heartbeat for ", absl::ToInt64Milliseconds(age),
-                                       " ms and counts as lost"));
+        row.state = WorkerState::kLost;
+        prefixes_.Clear(row.slot);
+        gone.emplace_back(row.id, absl::StrCat("worker ", it->first, " sent no heartbeat for ",
+                                               absl::ToInt64Milliseconds(age), " ms and counts as lost"));
       }
       ++it;
     }
@@ -236,31 +297,25 @@ std::vector<WorkerSnapshot> ClusterView::Snapshot() const {
   MutexLock lock(&mu_);
   std::vector<WorkerSnapshot> out;
   out.reserve(workers_.size());
-  for (const auto& [name, w] : workers_) {
-    WorkerSnapshot s;
-    s.id = {name, w.info.incarnation()};
-    s.role = w.role;
-    s.state = w.state;
-    s.suspect = w.suspect;
-    s.address = w.info.address();
-    s.max_context = w.info.max_context();
-    s.block_size = w.info.layout().block_size();
-    s.running = w.load.running();
-    s.waiting = w.load.waiting();
-    s.waiting_tokens = w.load.waiting_tokens();
-    s.total_blocks = w.info.total_blocks();
-    s.free_blocks = w.has_load ? w.load.ledger().free() + w.load.ledger().cached() : s.total_blocks;
-    s.in_flight = w.in_flight;
-    s.in_flight_tokens = w.in_flight_tokens;
-    out.push_back(std::move(s));
-  }
+  for (const auto& [name, worker] : workers_) out.push_back(rows_[worker.row]);
   return out;
+}
+
+void ClusterView::Read(
+    absl::FunctionRef<void(std::span<const WorkerSnapshot>, const PrefixDirectory&)> look) const {
+  MutexLock lock(&mu_);
+  look(rows_, prefixes_);
+}
+
+bool ClusterView::Ever(Role role) const {
+  MutexLock lock(&mu_);
+  return role == Role::kPrefill ? ever_prefill_ : ever_decode_;
 }
 
 bool ClusterView::Ready() const {
   MutexLock lock(&mu_);
   bool prefill = false, decode = false;
-  for (const auto& [name, w] : workers_) {
+  for (const WorkerSnapshot& w : rows_) {
     if (w.state == WorkerState::kReady) (w.role == Role::kPrefill ? prefill : decode) = true;
   }
   return prefill && decode;
@@ -269,32 +324,49 @@ bool ClusterView::Ready() const {
 std::optional<uint32_t> ClusterView::MaxContext() const {
   MutexLock lock(&mu_);
   std::optional<uint32_t> least;
-  for (const auto& [name, w] : workers_) {
+  for (const WorkerSnapshot& w : rows_) {
     if (w.state == WorkerState::kLost) continue;
-    least = std::min(least.value_or(w.info.max_context()), w.info.max_context());
+    least = std::min(least.value_or(w.max_context), w.max_context);
   }
   return least;
 }
 
-void ClusterView::AddInFlight(const WorkerId& id, uint64_t prompt_tokens) {
+void ClusterView::AddInFlight(const WorkerId& id, const InFlightWork& work) {
   MutexLock lock(&mu_);
-  if (Worker* worker = Find(id)) {
-    ++worker->in_flight;
-    worker->in_flight_tokens += prompt_tokens;
-  }
+  WorkerSnapshot* row = FindRow(id);
+  if (row == nullptr) return;
+  ++row->in_flight;
+  row->pending_tokens += work.tokens;
+  row->sequences += work.sequences;
+  row->promised_blocks += work.blocks;
+  row->free_blocks -= std::min(row->free_blocks, work.blocks);
 }
 
-void ClusterView::RemoveInFlight(const WorkerId& id, uint64_t prompt_tokens) {
+void ClusterView::RemoveInFlight(const WorkerId& id, const InFlightWork& work) {
   MutexLock lock(&mu_);
-  if (Worker* worker = Find(id); worker != nullptr && worker->in_flight > 0) {
-    --worker->in_flight;
-    worker->in_flight_tokens -= std::min(worker->in_flight_tokens, prompt_tokens);
-  }
+  WorkerSnapshot* row = FindRow(id);
+  if (row == nullptr || row->in_flight == 0) return;
+  --row->in_flight;
+  row->pending_tokens -= std::min(row->pending_tokens, work.tokens);
+  row->sequences -= std::min(row->sequences, work.sequences);
+  row->promised_blocks -= std::min(row->promised_blocks, work.blocks);
+  row->free_blocks = std::min(row->free_blocks + work.blocks, row->total_blocks);
 }
 
-void ClusterView::ReportFailure(const WorkerId& id) {
+void ClusterView::ExpectPrefixes(const WorkerId& id, std::span<const uint64_t> names) {
   MutexLock lock(&mu_);
-  if (Worker* worker = Find(id)) worker->suspect = true;
+  if (const WorkerSnapshot* row = FindRow(id)) prefixes_.Expect(row->slot, names, clock_->Now());
+}
+
+void ClusterView::ReportUnreachable(const WorkerId& id) {
+  MutexLock lock(&mu_);
+  Worker* worker = Find(id);
+  if (worker == nullptr) return;
+  WorkerSnapshot& row = rows_[worker->row];
+  if (row.suspect) return;  // calls that failed together count once
+  row.suspect = true;
+  worker->suspect_for = std::clamp(worker->suspect_for * 2, kMinSuspicion, kMaxSuspicion);
+  worker->suspect_until = clock_->Now() + worker->suspect_for;
 }
 
 void ClusterView::FillStatus(v1::ClusterStatus* status) const {
@@ -304,10 +376,10 @@ void ClusterView::FillStatus(v1::ClusterStatus* status) const {
     v1::ClusterWorker* out = status->add_workers();
     *out->mutable_info() = w.info;
     *out->mutable_load() = w.load;
-    out->set_state(std::string(Name(w.state)));
+    out->set_state(std::string(Name(StateOf(w))));
     const int64_t age_ms = absl::ToInt64Milliseconds(now - w.last_heard);
     out->set_heartbeat_age_ms(static_cast<uint32_t>(std::clamp<int64_t>(age_ms, 0, UINT32_MAX)));
-    out->set_in_flight(w.in_flight);
+    out->set_in_flight(rows_[w.row].in_flight);
   }
   if (const Worker* reference = Reference("")) *status->mutable_fingerprint() = reference->info.fingerprint();
   for (const std::string& line : refused_) status->add_refused(line);

@@ -15,15 +15,18 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "proto/cluster.pb.h"
+#include "router/prefix_directory.h"
 
 namespace baton::router {
 
@@ -39,22 +42,42 @@ struct WorkerId {
   auto operator<=>(const WorkerId&) const = default;
 };
 
-// One worker at one moment: all that a policy may look at.
+// A worker's own measure of its steps (proto StepCost).
+struct StepCost {
+  double fixed_us = 0, per_row_us = 0, per_position_us = 0;
+  uint64_t samples = 0;  // 0: not told
+};
+
+// One worker at one moment: all that a policy may look at. What a worker reports is at most a heartbeat old; what this
+// router has sent and taken back since is already counted in.
 struct WorkerSnapshot {
   WorkerId id;
+  uint64_t key = 0;   // of the id, for maps
+  uint32_t slot = 0;  // in the prefix directory
   Role role = Role::kPrefill;
   WorkerState state = WorkerState::kReady;
-  bool suspect = false;      // a call to it failed since its last heartbeat
+  bool suspect = false;      // it did not answer a call, and has not been heard of since
   std::string address;       // gRPC, host:port
   uint32_t max_context = 0;  // tokens
   uint32_t block_size = 0;   // tokens
-  uint32_t running = 0;      // sequences, as last reported
-  uint32_t waiting = 0;      // requests, as last reported
-  uint64_t waiting_tokens = 0;
-  uint64_t free_blocks = 0;  // free or evictable, as last reported; total_blocks before the first report
+  uint64_t block_bytes = 0;  // 0 before the first report
+  uint32_t max_sequences = 0;     // in one step; 0: not known
+  uint32_t max_batch_tokens = 0;  // likewise
+  uint32_t sequences = 0;         // running and waiting ones
+  uint64_t pending_tokens = 0;    // whose KV is still to be computed
+  uint64_t context_tokens = 0;    // positions of running sequences
+  uint64_t free_blocks = 0;       // free or evictable; total_blocks before the first report
   uint64_t total_blocks = 0;
-  uint32_t in_flight = 0;         // requests the router has on it now
-  uint64_t in_flight_tokens = 0;  // their prompt tokens
+  uint64_t promised_blocks = 0;  // to requests this router has on it, whether or not they have come to use them
+  uint32_t in_flight = 0;        // requests this router has on it
+  StepCost cost;
+};
+
+// What one request weighs on a worker.
+struct InFlightWork {
+  uint64_t tokens = 0;     // to be computed
+  uint32_t sequences = 0;  // choices
+  uint64_t blocks = 0;     // promised
 };
 
 struct ClusterViewOptions {
@@ -79,24 +102,32 @@ class ClusterView {
   // (the message lists each differing field with both values), or an incarnation that a newer one has replaced.
   // RESOURCE_EXHAUSTED: max_workers are registered. Registering twice is OK and refreshes what is known.
   absl::Status Register(const v1::WorkerInfo& info);
-  // NOT_FOUND: not registered, lost, or replaced: register again.
-  absl::Status Heartbeat(const v1::HeartbeatRequest& request);
+  // NOT_FOUND: not registered, lost, or replaced: register again. `prefix_version`, if not null, becomes the version of
+  // the worker's prefixes that is known now.
+  absl::Status Heartbeat(const v1::HeartbeatRequest& request, uint64_t* prefix_version = nullptr);
   // Takes the worker out without touching what runs on it. NOT_FOUND as above.
   absl::Status Deregister(const WorkerId& id);
   // Marks workers that were silent for worker_timeout as lost. Call it a few times per timeout.
   void ExpireSilent();
 
   std::vector<WorkerSnapshot> Snapshot() const;  // ordered by name; lost ones included
+  // Shows the same without copying (in no order), under the view's lock: `look` is quick and does not call back.
+  void Read(absl::FunctionRef<void(std::span<const WorkerSnapshot>, const PrefixDirectory&)> look) const;
+  // True once a worker of that role has registered, whatever became of it.
+  bool Ever(Role role) const;
   // At least one ready worker of each role.
   bool Ready() const;
   // Smallest over ready and draining workers; nullopt without any.
   std::optional<uint32_t> MaxContext() const;
 
   // What the router has on a worker. Calls pair up; unknown ids are ignored (the worker may be gone).
-  void AddInFlight(const WorkerId& id, uint64_t prompt_tokens);
-  void RemoveInFlight(const WorkerId& id, uint64_t prompt_tokens);
-  // A call to it failed. It is chosen last until its next heartbeat; one transient error never bans a worker.
-  void ReportFailure(const WorkerId& id);
+  void AddInFlight(const WorkerId& id, const InFlightWork& work);
+  void RemoveInFlight(const WorkerId& id, const InFlightWork& work);
+  // A prompt was sent there: its prefixes are expected in that worker's cache.
+  void ExpectPrefixes(const WorkerId& id, std::span<const uint64_t> names);
+  // A call did not reach it. It is not chosen until its next heartbeat, or for a second (two, four, ... when that goes
+  // on): one transient error never bans a worker.
+  void ReportUnreachable(const WorkerId& id);
 
   // Fills workers, fingerprint and refused.
   void FillStatus(v1::ClusterStatus* status) const;
@@ -106,13 +137,10 @@ class ClusterView {
   struct Worker {
     v1::WorkerInfo info;
     v1::WorkerLoad load;
-    bool has_load = false;
-    Role role = Role::kPrefill;
-    WorkerState state = WorkerState::kReady;
-    bool suspect = false;
+    size_t row = 0;  // in rows_
     absl::Time last_heard;
-    uint32_t in_flight = 0;
-    uint64_t in_flight_tokens = 0;
+    absl::Time suspect_until;
+    absl::Duration suspect_for;
   };
 
   absl::Status RegisterLocked(const v1::WorkerInfo& info, std::vector<std::pair<WorkerId, std::string>>* gone)
@@ -121,6 +149,14 @@ class ClusterView {
   // Any live worker but `except_name` (all live ones are equal in what is compared); null without one.
   const Worker* Reference(absl::string_view except_name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Worker* Find(const WorkerId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  WorkerSnapshot* FindRow(const WorkerId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  WorkerState StateOf(const Worker& worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return rows_[worker.row].state;
+  }
+  // A fresh incarnation in `worker`, which has a row.
+  void Restart(Worker* worker, const v1::WorkerInfo& info) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::map<std::string, Worker>::iterator Erase(std::map<std::string, Worker>::iterator it)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status NotRegistered(absl::string_view name, absl::string_view incarnation) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -129,6 +165,12 @@ class ClusterView {
   const GoneCallback on_gone_;
   mutable Mutex mu_;
   std::map<std::string, Worker> workers_ ABSL_GUARDED_BY(mu_);  // by name
+  std::vector<WorkerSnapshot> rows_ ABSL_GUARDED_BY(mu_);       // one for each worker
+  std::vector<uint32_t> free_slots_ ABSL_GUARDED_BY(mu_);
+  uint32_t next_slot_ ABSL_GUARDED_BY(mu_) = 0;
+  bool ever_prefill_ ABSL_GUARDED_BY(mu_) = false;
+  bool ever_decode_ ABSL_GUARDED_BY(mu_) = false;
+  PrefixDirectory prefixes_ ABSL_GUARDED_BY(mu_);
   std::deque<WorkerId> fenced_ ABSL_GUARDED_BY(mu_);            // the latest replaced incarnations
   std::deque<std::string> refused_ ABSL_GUARDED_BY(mu_);
 };

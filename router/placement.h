@@ -2,10 +2,17 @@
 #ifndef BATON_ROUTER_PLACEMENT_H_
 #define BATON_ROUTER_PLACEMENT_H_
 
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/ids.h"
 #include "router/cluster_view.h"
+#include "router/decision_log.h"
+#include "router/pair_times.h"
 #include "router/policy.h"
 #include "router/request_lifecycle.h"
 
@@ -15,9 +22,8 @@ namespace baton::router {
 class InFlightHold {
  public:
   InFlightHold() = default;
-  InFlightHold(ClusterView* view, WorkerId id, uint64_t prompt_tokens)
-      : view_(view), id_(std::move(id)), prompt_tokens_(prompt_tokens) {
-    view_->AddInFlight(id_, prompt_tokens_);
+  InFlightHold(ClusterView* view, WorkerId id, const InFlightWork& work) : view_(view), id_(std::move(id)), work_(work) {
+    view_->AddInFlight(id_, work_);
   }
   InFlightHold(InFlightHold&& other) noexcept { Swap(other); }
   InFlightHold& operator=(InFlightHold&& other) noexcept {
@@ -27,7 +33,7 @@ class InFlightHold {
     return *this;
   }
   ~InFlightHold() {
-    if (view_ != nullptr) view_->RemoveInFlight(id_, prompt_tokens_);
+    if (view_ != nullptr) view_->RemoveInFlight(id_, work_);
   }
   const WorkerId& id() const { return id_; }
 
@@ -35,11 +41,11 @@ class InFlightHold {
   void Swap(InFlightHold& other) {
     std::swap(view_, other.view_);
     std::swap(id_, other.id_);
-    std::swap(prompt_tokens_, other.prompt_tokens_);
+    std::swap(work_, other.work_);
   }
   ClusterView* view_ = nullptr;
   WorkerId id_;
-  uint64_t prompt_tokens_ = 0;
+  InFlightWork work_;
 };
 
 struct PlacedHolds {
@@ -47,22 +53,54 @@ struct PlacedHolds {
   InFlightHold prefill, decode;
 };
 
+struct PlaceRequest {
+  std::string request_id;
+  uint32_t epoch = 1;
+  PlacementNeed need;
+  bool needs_decode = true;
+  absl::Duration waited;  // so far, in the router
+};
+
 // Thread-safe.
 class Placement {
  public:
-  // `view` is not owned.
-  explicit Placement(ClusterView* view) : view_(view) {}
+  // Nothing is owned. `seed` is for tests; routers must not count in step.
+  Placement(ClusterView* view, Clock* clock, const PolicyOptions& options, uint64_t seed = RandomU64() >> 1);
+
+  // need.prefix_names of a prompt.
+  std::vector<uint64_t> PrefixNames(absl::string_view tenant, std::span<const int32_t> prompt_token_ids) const;
 
   // Errors as the policy's. Without needs_decode the pair's decode side stays empty.
-  absl::StatusOr<PlacedHolds> Place(const PlacementNeed& need, bool needs_decode);
+  absl::StatusOr<PlacedHolds> Place(const PlaceRequest& request);
   // `preferred` if it is still ready; else another one. The hold is empty in the first case (the caller has it).
   absl::StatusOr<std::pair<WorkerRef, InFlightHold>> KeepDecode(const WorkerRef& preferred, const PlacementNeed& need);
-  void ReportFailure(const WorkerId& id) { view_->ReportFailure(id); }
+
+  // How a call to a worker ended otherwise than well, and what a hand-over took.
+  void ReportFailure(const WorkerId& id, const absl::Status& status);
+  void ReportTransfer(const WorkerId& prefill, const WorkerId& decode, uint64_t bytes, absl::Duration duration);
+  void ReportTransferFailed(const WorkerId& prefill, const WorkerId& decode);
+
+  absl::StatusOr<v1::PlacementExplanation> Explain(const std::string& request_id) const;
+  // How many routers share the workers; with more than one, decisions compare a sample.
+  void SetRouters(int routers);
 
  private:
+  struct Pick {
+    absl::StatusOr<Choice> choice = absl::UnknownError("");
+    WorkerRef worker;
+    InFlightWork work;
+  };
+  Pick PickOne(Role role, const PlacementNeed& need, const WorkerId* prefill) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Log(const PlaceRequest& request, const Pick& prefill, const Pick* decode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   ClusterView* const view_;
+  Clock* const clock_;
+  DecisionLog log_;
   Mutex mu_;
-  uint64_t counter_ ABSL_GUARDED_BY(mu_) = 0;
+  PolicyOptions options_ ABSL_GUARDED_BY(mu_);
+  PairTimes pairs_ ABSL_GUARDED_BY(mu_);
+  uint64_t seed_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint16_t> depth_ ABSL_GUARDED_BY(mu_);  // of the running PickOne
 };
 
 }  // namespace baton::router

@@ -1,79 +1,265 @@
 #include "router/policy.h"
 
 #include <algorithm>
-#include <array>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 
 namespace baton::router {
 namespace {
 
-// Compared from the left, smaller is better.
-using Cost = std::array<uint64_t, 4>;
+// Costs within this of the least are taken as equal: the fit's own noise is of this size.
+constexpr double kNearRatio = 1.15;
+constexpr double kNearUs = 300;
+constexpr uint64_t kStepsAhead = 64;  // of decode that weigh against the hand-over
+constexpr size_t kShown = 4;
+// Of a worker that has not told its cost: only comparisons between such workers mean something.
+constexpr double kUnknownRowUs = 1000;
+constexpr uint32_t kUnknownBatch = 512;
+constexpr double kQueueContext = 256;  // positions that a token ahead attends to, taken as a mean
 
-Cost PrefillCost(const WorkerSnapshot& w, const PlacementNeed& need) {
-  return {need.avoid.count(w.id), w.suspect, w.waiting_tokens + w.in_flight_tokens, w.in_flight};
+struct Scored {
+  size_t index = 0;
+  bool avoided = false;
+  double us = 0;
+  uint32_t load = 0;
+  uint64_t cached = 0;
+};
+
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
 }
 
-Cost DecodeCost(const WorkerSnapshot& w, const PlacementNeed& need) {
-  const uint64_t block_size = std::max<uint64_t>(w.block_size, 1);
-  const uint64_t blocks = need.prompt_tokens / block_size + 1;  // the prompt's and the first token's
-  // The report lags by a heartbeat and the router's own count does not, so the larger of the two is the better guess.
-  const uint64_t sequences = std::max<uint64_t>(uint64_t{w.running} + w.waiting, w.in_flight);
-  return {need.avoid.count(w.id), w.suspect, w.free_blocks < blocks, sequences};
-}
+struct Counts {
+  int draining = 0, lost = 0, suspect = 0;
+  bool too_small = false, full = false;
+};
 
-absl::Status NoWorker(std::span<const WorkerSnapshot> workers, Role role) {
-  int draining = 0, lost = 0;
-  for (const WorkerSnapshot& w : workers) {
-    if (w.role != role) continue;
-    draining += w.state == WorkerState::kDraining;
-    lost += w.state == WorkerState::kLost;
+absl::Status NoWorker(Role role, const Counts& counts, const PlacementNeed& need) {
+  if (counts.full) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("every ready ", Name(role), " worker is full",
+                     role == Role::kDecode ? " (KV blocks for prompt and expected output)" : " (tokens ahead)",
+                     "; try again, or start another"));
   }
-  return absl::UnavailableError(absl::StrCat("no ", Name(role), " worker is ready (", draining, " draining, ", lost,
-                                             " lost); start one with `", Name(role),
-                                             "_worker --router HOST:PORT`, or a whole cluster with `baton up`"));
-}
-
-absl::StatusOr<WorkerSnapshot> Pick(std::span<const WorkerSnapshot> workers, Role role, const PlacementNeed& need,
-                                    uint64_t counter, Cost (*cost)(const WorkerSnapshot&, const PlacementNeed&)) {
-  std::vector<const WorkerSnapshot*> best;
-  Cost least{};
-  bool too_small = false;
-  for (const WorkerSnapshot& w : workers) {
-    if (w.role != role || w.state != WorkerState::kReady) continue;
-    if (need.only_others && need.avoid.count(w.id) > 0) continue;
-    if (w.max_context < need.total_tokens) {
-      too_small = true;
-      continue;
-    }
-    const Cost c = cost(w, need);
-    if (best.empty() || c < least) {
-      least = c;
-      best.assign(1, &w);
-    } else if (c == least) {
-      best.push_back(&w);
-    }
-  }
-  if (!best.empty()) return *best[counter % best.size()];
-  if (too_small) {
+  if (counts.too_small) {
     return absl::FailedPreconditionError(absl::StrCat("no ready ", Name(role), " worker takes ", need.total_tokens,
                                                       " tokens; start one with a larger --max-context"));
   }
-  return NoWorker(workers, role);
+  return absl::UnavailableError(absl::StrCat(
+      "no ", Name(role), " worker is ready (", counts.draining, " draining, ", counts.lost, " lost",
+      counts.suspect > 0 ? absl::StrCat(", ", counts.suspect, " not answering") : std::string(), "); start one with `",
+      Name(role), "_worker --router HOST:PORT`, or a whole cluster with `baton up`"));
+}
+
+// Ready workers that may take it.
+std::vector<Scored> Eligible(std::span<const WorkerSnapshot> workers, Role role, const PlacementNeed& need,
+                             Counts* counts) {
+  std::vector<Scored> out;
+  out.reserve(workers.size());
+  bool any_fresh = false;
+  for (size_t i = 0; i < workers.size(); ++i) {
+    const WorkerSnapshot& w = workers[i];
+    if (w.role != role) continue;
+    counts->draining += w.state == WorkerState::kDraining;
+    counts->lost += w.state == WorkerState::kLost;
+    if (w.state != WorkerState::kReady) continue;
+    counts->suspect += w.suspect;
+    if (w.suspect) continue;
+    const bool avoided = !need.avoid.empty() && need.avoid.count(w.id) > 0;
+    if (avoided && need.only_others) continue;
+    if (w.max_context < need.total_tokens) {
+      counts->too_small = true;
+      continue;
+    }
+    any_fresh |= !avoided;
+    out.push_back({i, avoided});
+  }
+  if (any_fresh) std::erase_if(out, [](const Scored& s) { return s.avoided; });
+  return out;
+}
+
+// Leaves `sample` of them, drawn by the seed, and the deepest holder of the prefix.
+void Sample(std::vector<Scored>* eligible, int sample, uint64_t seed) {
+  if (sample <= 0 || eligible->size() <= static_cast<size_t>(sample)) return;
+  const auto best = std::max_element(eligible->begin(), eligible->end(),
+                                     [](const Scored& a, const Scored& b) { return a.cached < b.cached; });
+  std::iter_swap(eligible->begin(), best);
+  const size_t first = eligible->front().cached > 0 ? 1 : 0;
+  for (size_t i = first; i < first + static_cast<size_t>(sample) && i < eligible->size(); ++i) {
+    std::swap((*eligible)[i], (*eligible)[i + Mix(seed + i) % (eligible->size() - i)]);
+  }
+  eligible->resize(std::min(eligible->size(), first + static_cast<size_t>(sample)));
+}
+
+// Puts the chosen one first and the next ones by cost behind it; at most kShown are kept.
+void Decide(std::vector<Scored>* scored, PlacementRule rule, uint64_t seed) {
+  if (rule == PlacementRule::kRoundRobin || rule == PlacementRule::kRandom) {
+    const uint64_t draw = rule == PlacementRule::kRandom ? Mix(seed) : seed;
+    std::iter_swap(scored->begin(), scored->begin() + static_cast<ptrdiff_t>(draw % scored->size()));
+    scored->resize(1);
+    return;
+  }
+  const auto by_us = [](const Scored& a, const Scored& b) { return a.us != b.us ? a.us < b.us : a.index < b.index; };
+  double least = scored->front().us;
+  for (const Scored& s : *scored) least = std::min(least, s.us);
+  const double near = rule == PlacementRule::kCost ? least * kNearRatio + kNearUs : least;
+  uint32_t lightest = UINT32_MAX;
+  for (const Scored& s : *scored) {
+    if (s.us <= near) lightest = std::min(lightest, s.load);
+  }
+  const auto equal = [&](const Scored& s) { return s.us <= near && s.load == lightest; };
+  uint64_t turn = seed % static_cast<uint64_t>(std::count_if(scored->begin(), scored->end(), equal));
+  for (size_t i = 0; i < scored->size(); ++i) {
+    if (!equal((*scored)[i]) || turn-- > 0) continue;
+    std::swap((*scored)[0], (*scored)[i]);
+    break;
+  }
+  const size_t shown = std::min(scored->size(), kShown);
+  std::partial_sort(scored->begin() + 1, scored->begin() + static_cast<ptrdiff_t>(shown), scored->end(), by_us);
+  scored->resize(shown);
+}
+
+uint64_t FreeBlocks(const WorkerSnapshot& w) {
+  const uint64_t unpromised = w.total_blocks - std::min(w.total_blocks, w.promised_blocks);
+  return std::min(w.free_blocks, unpromised);
 }
 
 }  // namespace
 
-absl::StatusOr<WorkerSnapshot> PickPrefill(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
-                                           uint64_t counter) {
-  return Pick(workers, Role::kPrefill, need, counter, PrefillCost);
+PlacementRule PlacementRuleFrom(absl::string_view name) {
+  for (const PlacementRule rule : {PlacementRule::kRoundRobin, PlacementRule::kRandom, PlacementRule::kLeastLoaded}) {
+    if (name == Name(rule)) return rule;
+  }
+  return PlacementRule::kCost;
 }
 
-absl::StatusOr<WorkerSnapshot> PickDecode(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
-                                          uint64_t counter) {
-  return Pick(workers, Role::kDecode, need, counter, DecodeCost);
+absl::string_view Name(PlacementRule rule) {
+  switch (rule) {
+    case PlacementRule::kCost:
+      return "cost";
+    case PlacementRule::kRoundRobin:
+      return "round_robin";
+    case PlacementRule::kRandom:
+      return "random";
+    case PlacementRule::kLeastLoaded:
+      return "least_loaded";
+  }
+  return "cost";
+}
+
+uint64_t PlacementNeed::Blocks(uint32_t block_size) const {
+  const uint64_t size = std::max<uint32_t>(block_size, 1);
+  // The prompt is shared by the choices, but for the partly filled block.
+  return prompt_tokens / size + (output_tokens / size + 1) * std::max<uint32_t>(choices, 1);
+}
+
+double PrefillUs(const WorkerSnapshot& w, uint64_t queue, uint64_t cached, uint64_t tokens) {
+  const double own = static_cast<double>(tokens), ahead = static_cast<double>(queue);
+  if (w.cost.samples == 0) return (own + ahead) * kUnknownRowUs;
+  const double batch = w.max_batch_tokens > 0 ? w.max_batch_tokens : kUnknownBatch;
+  const double steps = static_cast<double>(static_cast<uint64_t>((own + ahead) / batch)) + 1;
+  // Token i of the prompt attends to i + 1 positions.
+  const double positions = own * (static_cast<double>(cached) + (own + 1) / 2) + ahead * kQueueContext;
+  return w.cost.fixed_us * steps + w.cost.per_row_us * (own + ahead) + w.cost.per_position_us * positions;
+}
+
+double StepUs(const WorkerSnapshot& w, uint32_t more, uint64_t tokens) {
+  const double rows = static_cast<double>(w.sequences) + more;
+  if (w.cost.samples == 0) return rows * kUnknownRowUs;
+  const double positions = static_cast<double>(w.context_tokens) + static_cast<double>(more) * tokens;
+  const double step = w.cost.fixed_us + w.cost.per_row_us * rows + w.cost.per_position_us * positions;
+  // More sequences than a step takes share the steps.
+  const double turns = w.max_sequences > 0 ? std::max(1.0, rows / w.max_sequences) : 1.0;
+  return step * turns;
+}
+
+absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
+                                   std::span<const uint16_t> depth, const PolicyOptions& options, uint64_t seed) {
+  Counts counts;
+  std::vector<Scored> eligible = Eligible(workers, Role::kPrefill, need, &counts);
+  if (options.check_room && options.max_backlog_tokens > 0) {
+    counts.full |= std::erase_if(eligible, [&](const Scored& s) {
+                     return workers[s.index].pending_tokens >= options.max_backlog_tokens;
+                   }) > 0;
+  }
+  if (eligible.empty()) return NoWorker(Role::kPrefill, counts, need);
+  for (Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    const uint64_t held = w.slot < depth.size() ? uint64_t{depth[w.slot]} * w.block_size : 0;
+    s.cached = std::min(held, need.prompt_tokens - std::min<uint64_t>(need.prompt_tokens, 1));  // one is computed anyway
+  }
+  Sample(&eligible, options.sample, seed);
+  for (Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    const bool by_cost = options.rule == PlacementRule::kCost;
+    s.us = by_cost ? PrefillUs(w, w.pending_tokens, s.cached, need.prompt_tokens - s.cached)
+                   : static_cast<double>(w.pending_tokens);
+    s.load = w.in_flight;
+  }
+  Choice choice;
+  choice.considered = static_cast<uint32_t>(eligible.size());
+  Decide(&eligible, options.rule, seed);
+  choice.worker = eligible.front().index;
+  for (const Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    Candidate& c = choice.candidates.emplace_back();
+    c.id = w.id;
+    c.predicted_us = PrefillUs(w, w.pending_tokens, s.cached, need.prompt_tokens - s.cached);
+    c.queue_tokens = w.pending_tokens;
+    c.cached_tokens = s.cached;
+    c.measured = w.cost.samples > 0;
+  }
+  return choice;
+}
+
+absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
+                                  const std::function<double(const WorkerSnapshot&)>& transfer_us,
+                                  const PolicyOptions& options, uint64_t seed) {
+  Counts counts;
+  std::vector<Scored> eligible = Eligible(workers, Role::kDecode, need, &counts);
+  if (options.check_room) {
+  counts.full |= std::erase_if(eligible, [&](const Scored& s) {
+                   const WorkerSnapshot& w = workers[s.index];
+                   // An idle worker takes what it can hold at all: then its own queue and preemption decide.
+                   return w.total_blocks > 0 && w.in_flight > 0 && FreeBlocks(w) < need.Blocks(w.block_size);
+                 }) > 0;
+  }
+  if (eligible.empty()) return NoWorker(Role::kDecode, counts, need);
+  Sample(&eligible, options.sample, Mix(seed));
+  const uint64_t steps = std::clamp<uint64_t>(need.output_tokens, 1, kStepsAhead);
+  const auto cost = [&](const WorkerSnapshot& w) {
+    return StepUs(w, need.choices, need.prompt_tokens + need.output_tokens / 2) * static_cast<double>(steps);
+  };
+  if (transfer_us) {
+    bool any_good = false;
+    for (Scored& s : eligible) {
+      s.us = transfer_us(workers[s.index]);
+      any_good |= s.us >= 0;
+    }
+    if (any_good) std::erase_if(eligible, [](const Scored& s) { return s.us < 0; });
+  }
+  for (Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    s.us = options.rule == PlacementRule::kCost ? std::max(s.us, 0.0) + cost(w) : static_cast<double>(w.sequences);
+    s.load = w.in_flight;
+  }
+  Choice choice;
+  choice.considered = static_cast<uint32_t>(eligible.size());
+  Decide(&eligible, options.rule, seed);
+  choice.worker = eligible.front().index;
+  for (const Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    Candidate& c = choice.candidates.emplace_back();
+    c.id = w.id;
+    c.predicted_us = options.rule == PlacementRule::kCost ? s.us : cost(w);
+    c.sequences = w.sequences;
+    c.free_blocks = FreeBlocks(w);
+    c.measured = w.cost.samples > 0;
+  }
+  return choice;
 }
 
 }  // namespace baton::router

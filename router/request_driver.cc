@@ -79,7 +79,7 @@ void RequestDriver::Process(Item item) {
   }
   Input& input = std::get<Input>(item.what);
   const bool token = input.event == Event::kPrefillToken || input.event == Event::kDecodeToken;
-  NoteStreamEnd(input);
+  NoteStream(input);
   HandleInput(std::move(input));
   if (token) emit_ += context_->clock->Now() - item.arrived;
 }
@@ -92,10 +92,18 @@ void RequestDriver::HandleInput(Input input) {
   }
 }
 
-void RequestDriver::NoteStreamEnd(const Input& input) {
+void RequestDriver::NoteStream(const Input& input) {
   const bool failed = input.event == Event::kPrefillFailed || input.event == Event::kDecodeFailed;
   if (failed && input.epoch == lifecycle_.epoch() && lifecycle_.state() != State::kDone) {
-    context_->placement->ReportFailure(input.worker.id);
+    const absl::Status* status = std::get_if<absl::Status>(&input.payload);
+    if (status != nullptr) context_->placement->ReportFailure(input.worker.id, *status);
+    if (input.event == Event::kDecodeFailed && lifecycle_.state() == State::kHandover) {
+      context_->placement->ReportTransferFailed(prefill_worker_.id, input.worker.id);
+    }
+  }
+  if (const auto* fetched = std::get_if<v1::Fetched>(&input.payload); fetched != nullptr && input.epoch == decode_epoch_) {
+    context_->placement->ReportTransfer(prefill_worker_.id, input.worker.id, fetched->bytes(),
+                                        absl::Milliseconds(fetched->transfer_ms()));
   }
   if (input.event == Event::kPrefillEnded || input.event == Event::kPrefillFailed) {
     if (input.epoch != prefill_epoch_) return;
@@ -126,7 +134,14 @@ void RequestDriver::OnGone(const Gone& gone) {
 void RequestDriver::Execute(AskPlacement& command) {
   prefill_hold_ = {};
   decode_hold_ = {};
-  absl::StatusOr<PlacedHolds> placed = context_->placement->Place(command.need, command.needs_decode);
+  const AdmittedRequest& admitted = lifecycle_.request();
+  PlaceRequest request;
+  request.request_id = key_;
+  request.epoch = lifecycle_.epoch();
+  request.need = std::move(command.need);
+  request.need.prefix_names = context_->placement->PrefixNames(admitted.tenant, admitted.prompt_token_ids);
+  request.needs_decode = command.needs_decode;
+  absl::StatusOr<PlacedHolds> placed = context_->placement->Place(request);
   if (!placed.ok()) return Post({Event::kUnplaced, 0, {}, placed.status()});
   prefill_hold_ = std::move(placed->prefill);
   decode_hold_ = std::move(placed->decode);

@@ -78,7 +78,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void Process(Item item);
   void OnGone(const Gone& gone);
   void HandleInput(Input input);
-  void NoteStreamEnd(const Input& input);
+  void NoteStream(const Input& input);
   void ClientGone();
 
   void Execute(AskPlacement& command);

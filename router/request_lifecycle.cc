@@ -9,6 +9,7 @@
 namespace baton::router {
 namespace {
 
+constexpr uint64_t kExpectedTokens = 128;  // of one choice, where max_tokens says no less
 constexpr absl::Duration kSecondRetryDelay = absl::Milliseconds(100);
 
 absl::Status StatusOf(const Input& input) {
@@ -121,6 +122,8 @@ PlacementNeed RequestLifecycle::Need() const {
   PlacementNeed need;
   need.prompt_tokens = request_.prompt_token_ids.size();
   need.total_tokens = need.prompt_tokens + static_cast<uint64_t>(std::max(request_.sampling.max_tokens(), 0));
+  need.output_tokens = std::min<uint64_t>(std::max(request_.sampling.max_tokens(), 0), kExpectedTokens);
+  need.choices = static_cast<uint32_t>(choices_.size());
   need.avoid = avoid_;
   need.only_others = !shed_.ok();
   return need;

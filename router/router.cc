@@ -29,14 +29,15 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
       table_(config.max_queue()),
       view_(ViewOptions(config, *text_), clock,
             [this](const WorkerId& id, const std::string& why) { OnWorkerGone(id, why); }),
-      placement_(&view_),
+      placement_(&view_, clock, {.rule = PlacementRuleFrom(config.placement()), .check_room = false}),
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       releaser_(&channels_, &router_metrics_),
       context_{&table_, &placement_, &channels_, &releaser_, &router_metrics_, text_.get(), clock},
       inference_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
       cluster_(
           &view_, &router_metrics_, [this] { UpdateHealth(); },
-          [this](v1::ClusterStatus* status) { FillStatus(status); }) {}
+          [this](v1::ClusterStatus* status) { FillStatus(status); },
+          [this](const std::string& id) { return placement_.Explain(id); }) {}
 
 absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, Metrics* metrics, Clock* clock) {
   absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);

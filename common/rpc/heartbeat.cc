@@ -77,8 +77,11 @@ absl::Status Heartbeat::Beat(bool draining) {
   request.set_incarnation(options_.worker.incarnation());
   if (options_.load) *request.mutable_load() = options_.load();
   request.set_draining(draining);
+  if (options_.prefixes) *request.mutable_prefixes() = options_.prefixes(prefix_version_);
   v1::HeartbeatResponse response;
-  return Call(&v1::Cluster::Stub::Heartbeat, request, &response);
+  absl::Status status = Call(&v1::Cluster::Stub::Heartbeat, request, &response);
+  if (status.ok()) prefix_version_ = response.prefix_version();
+  return status;
 }
 
 void Heartbeat::Report(const absl::Status& status) {
@@ -110,6 +113,7 @@ void Heartbeat::Run() {
       Report(status);
     } else if (was_registered && status.code() == absl::StatusCode::kNotFound) {
       registered = false;  // the router is new
+      prefix_version_ = 0;
       wait = absl::ZeroDuration();
     } else {
       // A heartbeat that failed to arrive does not end the registration: the router decides when a worker is lost.

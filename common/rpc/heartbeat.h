@@ -24,6 +24,8 @@ struct HeartbeatOptions {
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
   std::function<v1::WorkerLoad()> load;
+  // Names of cached prefixes: what changed since the version the router has. Null: none are told.
+  std::function<v1::PrefixReport(uint64_t version)> prefixes;
   // Tells of changes only: OK when registered; FAILED_PRECONDITION when the router refuses this worker (it tries again
   // at max_backoff: the cluster's model may change); UNAVAILABLE and the like when the router cannot be reached.
   std::function<void(const absl::Status&)> on_change;
@@ -57,6 +59,7 @@ class Heartbeat {
 
   HeartbeatOptions options_;
   std::unique_ptr<v1::Cluster::Stub> stub_;
+  uint64_t prefix_version_ = 0;                              // thread_ only: what the router has
   absl::Duration period_;                                   // thread_ only
   absl::StatusCode reported_ = absl::StatusCode::kUnknown;  // thread_ only
   mutable Mutex mu_;

@@ -144,6 +144,7 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
     heartbeat.worker = std::move(info);
     heartbeat.period = absl::Milliseconds(config_.heartbeat_ms());
     heartbeat.load = hooks_.load;
+    heartbeat.prefixes = hooks_.prefixes;
     heartbeat.on_change = [this](const absl::Status& status) { OnRegistration(status); };
     heartbeat_ = std::make_unique<Heartbeat>(std::move(heartbeat));
   }

@@ -26,6 +26,8 @@ namespace baton::rpc {
 // Thread-safe functions of the worker's own parts.
 struct WorkerHooks {
   std::function<v1::WorkerLoad()> load;
+  // Null, or the names of cached prefixes since a version (HeartbeatOptions).
+  std::function<v1::PrefixReport(uint64_t version)> prefixes;
   // From now on new work is refused with UNAVAILABLE; returns at once.
   std::function<void()> drain;
   // True when no request runs and no ticket is outstanding.

@@ -176,7 +176,7 @@ TEST_F(ClusterViewTest, TheOnlyWorkerMayComeBackWithAnotherModel) {
 
 TEST_F(ClusterViewTest, ANewIncarnationFencesTheOldOne) {
   ASSERT_TRUE(view_.Register(Info("p0", "prefill", "i1")).ok());
-  view_.AddInFlight({"p0", "i1"}, 7);
+  view_.AddInFlight({"p0", "i1"}, {.tokens = 7});
   ASSERT_TRUE(view_.Register(Info("p0", "prefill", "i2")).ok());
   EXPECT_THAT(gone_, ElementsAre("p0/i1"));
   EXPECT_EQ(view_.Snapshot()[0].in_flight, 0u);
@@ -185,9 +185,9 @@ TEST_F(ClusterViewTest, ANewIncarnationFencesTheOldOne) {
   EXPECT_EQ(again.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(again.message()), HasSubstr("replaced by a newer one"));
   // Late accounting of the old one does not touch the new one.
-  view_.RemoveInFlight({"p0", "i1"}, 7);
-  view_.AddInFlight({"p0", "i2"}, 5);
-  EXPECT_EQ(view_.Snapshot()[0].in_flight_tokens, 5u);
+  view_.RemoveInFlight({"p0", "i1"}, {.tokens = 7});
+  view_.AddInFlight({"p0", "i2"}, {.tokens = 5});
+  EXPECT_EQ(view_.Snapshot()[0].pending_tokens, 5u);
   EXPECT_TRUE(view_.Heartbeat(Beat("p0", "i2")).ok());
 }
 
@@ -230,7 +230,7 @@ TEST_F(ClusterViewTest, WorkersAreBounded) {
 TEST_F(ClusterViewTest, LoadAndSuspicionReachTheSnapshot) {
   ASSERT_TRUE(view_.Register(Info("d0", "decode")).ok());
   EXPECT_EQ(view_.Snapshot()[0].free_blocks, 100u) << "before the first report the pool counts as empty";
-  view_.ReportFailure({"d0", "i1"});
+  view_.ReportUnreachable({"d0", "i1"});
   EXPECT_TRUE(view_.Snapshot()[0].suspect);
   v1::HeartbeatRequest beat = Beat("d0");
   beat.mutable_load()->set_running(4);
@@ -240,8 +240,8 @@ TEST_F(ClusterViewTest, LoadAndSuspicionReachTheSnapshot) {
   ASSERT_TRUE(view_.Heartbeat(beat).ok());
   const WorkerSnapshot s = view_.Snapshot()[0];
   EXPECT_FALSE(s.suspect);
-  EXPECT_EQ(s.running, 4u);
-  EXPECT_EQ(s.waiting_tokens, 77u);
+  EXPECT_EQ(s.sequences, 4u);
+  EXPECT_EQ(s.pending_tokens, 77u);
   EXPECT_EQ(s.free_blocks, 15u);
   clock_.Advance(absl::Milliseconds(42));
   v1::ClusterStatus shown;
@@ -249,6 +249,73 @@ TEST_F(ClusterViewTest, LoadAndSuspicionReachTheSnapshot) {
   EXPECT_EQ(shown.workers(0).heartbeat_age_ms(), 42u);
   EXPECT_EQ(shown.workers(0).state(), "ready");
   EXPECT_EQ(shown.fingerprint().weights(), "w");
+}
+
+TEST_F(ClusterViewTest, WhatIsSentCountsUntilItEndsOrTheReportHasIt) {
+  ASSERT_TRUE(view_.Register(Info("d0", "decode")).ok());
+  const InFlightWork work{.tokens = 50, .sequences = 2, .blocks = 30};
+  view_.AddInFlight({"d0", "i1"}, work);
+  WorkerSnapshot s = view_.Snapshot()[0];
+  EXPECT_EQ(s.pending_tokens, 50u);
+  EXPECT_EQ(s.sequences, 2u);
+  EXPECT_EQ(s.free_blocks, 70u);
+  EXPECT_EQ(s.promised_blocks, 30u);
+  v1::HeartbeatRequest beat = Beat("d0");  // the worker has computed most of it, and holds 10 blocks by now
+  beat.mutable_load()->set_pending_tokens(8);
+  beat.mutable_load()->mutable_ledger()->set_free(90);
+  ASSERT_TRUE(view_.Heartbeat(beat).ok());
+  s = view_.Snapshot()[0];
+  EXPECT_EQ(s.pending_tokens, 8u);
+  EXPECT_EQ(s.free_blocks, 90u);
+  EXPECT_EQ(s.promised_blocks, 30u) << "a promise holds although the worker has not seen it";
+  view_.RemoveInFlight({"d0", "i1"}, work);
+  s = view_.Snapshot()[0];
+  EXPECT_EQ(s.pending_tokens, 0u);
+  EXPECT_EQ(s.free_blocks, 100u);
+  EXPECT_EQ(s.promised_blocks, 0u);
+  EXPECT_EQ(s.in_flight, 0u);
+}
+
+TEST_F(ClusterViewTest, AnUnreachableWorkerIsLeftAloneForAWhileNotForGood) {
+  ASSERT_TRUE(view_.Register(Info("d0", "decode")).ok());
+  view_.ReportUnreachable({"d0", "i1"});
+  view_.ExpireSilent();
+  EXPECT_TRUE(view_.Snapshot()[0].suspect);
+  clock_.Advance(absl::Seconds(1));
+  view_.ExpireSilent();
+  EXPECT_FALSE(view_.Snapshot()[0].suspect);
+  view_.ReportUnreachable({"d0", "i1"});
+  view_.ReportUnreachable({"d0", "i1"});  // calls that failed together count once
+  clock_.Advance(absl::Milliseconds(1500));
+  view_.ExpireSilent();
+  EXPECT_TRUE(view_.Snapshot()[0].suspect) << "longer the second time";
+  ASSERT_TRUE(view_.Heartbeat(Beat("d0")).ok());
+  EXPECT_FALSE(view_.Snapshot()[0].suspect);
+  view_.ReportUnreachable({"d0", "i1"});
+  clock_.Advance(absl::Seconds(1));
+  view_.ExpireSilent();
+  EXPECT_FALSE(view_.Snapshot()[0].suspect) << "a heartbeat starts it over";
+}
+
+TEST_F(ClusterViewTest, AWorkersPrefixesFollowItsReportsAndGoWithIt) {
+  ASSERT_TRUE(view_.Register(Info("p0", "prefill")).ok());
+  v1::HeartbeatRequest beat = Beat("p0");
+  beat.mutable_prefixes()->set_version(7);
+  for (const uint64_t name : {11, 12}) beat.mutable_prefixes()->add_added(name);
+  uint64_t version = 0;
+  ASSERT_TRUE(view_.Heartbeat(beat, &version).ok());
+  EXPECT_EQ(version, 7u);
+  const auto names = [&] {
+    size_t size = 0;
+    view_.Read([&](std::span<const WorkerSnapshot>, const PrefixDirectory& prefixes) { size = prefixes.size(); });
+    return size;
+  };
+  EXPECT_EQ(names(), 2u);
+  beat.mutable_prefixes()->set_base_version(9);  // something was missed
+  ASSERT_TRUE(view_.Heartbeat(beat, &version).ok());
+  EXPECT_EQ(version, 0u);
+  ASSERT_TRUE(view_.Register(Info("p0", "prefill", "i2")).ok());
+  EXPECT_EQ(names(), 0u);
 }
 
 // For thread sanitizer: what gRPC's threads, the ticker and placements do at the same time.
@@ -265,11 +332,11 @@ TEST(ClusterViewThreadsTest, OneViewServesManyThreads) {
       for (int i = 0; i < 300; ++i) {
         const std::string incarnation = std::to_string(i / 10);
         EXPECT_TRUE(view.Register(Info(name, role, incarnation)).ok());
-        view.AddInFlight({name, incarnation}, 5);
+        view.AddInFlight({name, incarnation}, {.tokens = 5});
         (void)view.Heartbeat(Beat(name, incarnation));
         EXPECT_LE(view.Snapshot().size(), 4u);
-        view.ReportFailure({name, incarnation});
-        view.RemoveInFlight({name, incarnation}, 5);
+        view.ReportUnreachable({name, incarnation});
+        view.RemoveInFlight({name, incarnation}, {.tokens = 5});
         clock.Advance(absl::Milliseconds(1));
         view.ExpireSilent();
         v1::ClusterStatus status;

@@ -66,7 +66,7 @@ class RouterFixture : public ::testing::Test {
       EXPECT_TRUE(Eventually([&] { return router_->requests_in_flight() == 0; }));
       for (const WorkerSnapshot& worker : router_->view()->Snapshot()) {
         EXPECT_EQ(worker.in_flight, 0u) << worker.id.name;
-        EXPECT_EQ(worker.in_flight_tokens, 0u) << worker.id.name;
+        EXPECT_EQ(worker.promised_blocks, 0u) << worker.id.name;
       }
     }
     EXPECT_TRUE(Eventually([&] { return book_.outstanding() == 0; })) << book_.outstanding() << " tickets are left";
