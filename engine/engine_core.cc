@@ -95,6 +95,39 @@ absl::Status EngineCore::ValidateImport(const Request& request, const kvcache::B
                                                      ": want its own choice, index 0 and an id of the vocabulary"));
     }
   }
+  return ValidateResume(request, first_tokens);
+}
+
+absl::Status EngineCore::ValidateResume(const Request& request, const std::vector<SampledToken>& first_tokens) const {
+  if (request.resume.empty()) return absl::OkStatus();
+  if (request.resume.size() != first_tokens.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("there are tokens to resume for ", request.resume.size(), " of ",
+                                                   first_tokens.size(), " choices; want one list for each"));
+  }
+  const int64_t room = int64_t{runner_->max_context()} - static_cast<int64_t>(request.prompt_token_ids.size());
+  for (size_t i = 0; i < first_tokens.size(); ++i) {
+    if (first_tokens[i].finish_reason != FinishReason::kNone) continue;
+    const std::vector<int32_t>& tokens = request.resume[i];
+    const int64_t count = static_cast<int64_t>(tokens.size());
+    if (count >= request.sampling.max_tokens || count >= room) {
+      return absl::InvalidArgumentError(absl::StrCat("choice ", i, " has ", count,
+                                                     " tokens already, and at most ",
+                                                     std::min<int64_t>(request.sampling.max_tokens, room),
+                                                     " are asked for: there is nothing to resume"));
+    }
+    for (const int32_t id : tokens) {
+      if (id < 0 || id >= runner_->vocab_size()) {
+        return absl::InvalidArgumentError(absl::StrCat("choice ", i, " resumes after token ", id,
+                                                       ", which is not in the vocabulary"));
+      }
+    }
+    // Both come from the same distribution and the same draw: other arithmetic, or another request's tokens.
+    if (!tokens.empty() && tokens[0] != first_tokens[i].token_id) {
+      return absl::InternalError(absl::StrCat("choice ", i, " began with token ", tokens[0],
+                                              " and prefill now computed ", first_tokens[i].token_id,
+                                              "; the workers' arithmetic differs"));
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -84,6 +84,7 @@ class EngineCore {
   absl::Status Validate(const Request& request, Mode mode) const;
   absl::Status ValidateImport(const Request& request, const kvcache::BlockLease& prompt_kv,
                               const std::vector<SampledToken>& first_tokens) const;
+  absl::Status ValidateResume(const Request& request, const std::vector<SampledToken>& first_tokens) const;
   RequestState* Open(Request request, Mode mode, std::shared_ptr<RequestSink> sink, absl::Time submitted);
   std::unique_ptr<Sequence> NewSequence(RequestState* state) const;
   // Ends a request: its sequences and blocks go first, then the sink hears. The pointer is dead afterwards.
@@ -104,6 +105,8 @@ class EngineCore {
   void SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const float> logits);
   // Makes a sequence for each unfinished choice: full blocks are shared, a partly filled last block is copied.
   void Fork(std::unique_ptr<Sequence> sequence, const std::vector<SampledToken>& first_tokens);
+  // Blocks for every known token. False: there are not enough.
+  bool GrowToTokens(Sequence* sequence);
   void Seal(Sequence* sequence);
   PrefixHit Peek(uint64_t id) const;
 

@@ -234,7 +234,9 @@ void EngineCore::SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const
 void EngineCore::Fork(std::unique_ptr<Sequence> sequence, const std::vector<SampledToken>& first_tokens) {
   const int full = sequence->num_computed / options_.block_size;
   const bool partial = sequence->num_computed % options_.block_size != 0;
+  const Request& request = sequence->request->request;
   Sequence* first = nullptr;
+  std::vector<uint64_t> resumed;
   for (const SampledToken& token : first_tokens) {
     if (token.finish_reason != FinishReason::kNone) continue;
     auto fork = std::make_unique<Sequence>();
@@ -243,6 +245,10 @@ void EngineCore::Fork(std::unique_ptr<Sequence> sequence, const std::vector<Samp
     fork->token_ids = sequence->token_ids;
     fork->history = sequence->history;
     fork->AppendOutput(token.token_id);
+    if (!request.resume.empty()) {
+      const std::vector<int32_t>& known = request.resume[token.choice_index];
+      for (size_t i = 1; i < known.size(); ++i) fork->AppendOutput(known[i]);
+    }
     fork->last_step = step_;
     bool resident = true;
     if (first == nullptr) {
@@ -273,7 +279,22 @@ void EngineCore::Fork(std::unique_ptr<Sequence> sequence, const std::vector<Samp
     if (first == nullptr) first = fork.get();
     const uint64_t id = fork->id();
     (resident ? resident_ : waiting_).emplace(id, std::move(fork));
+    if (resident && !request.resume.empty()) resumed.push_back(id);
   }
+  // Their tokens beyond the first have no blocks yet. Last, because the choices before shared the first one's table.
+  for (const uint64_t id : resumed) {
+    Sequence& fork = *resident_.at(id);
+    if (fork.num_tokens() - fork.num_computed > 1 && !GrowToTokens(&fork)) Preempt(id);
+  }
+}
+
+bool EngineCore::GrowToTokens(Sequence* sequence) {
+  const int64_t missing = pool_->BlocksFor(sequence->num_tokens()) - sequence->table.size();
+  if (missing <= 0) return true;
+  auto blocks = Allocate(missing);
+  if (!blocks) return false;
+  sequence->table.Append(*std::move(blocks));
+  return true;
 }
 
 void EngineCore::Seal(Sequence* sequence) {

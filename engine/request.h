@@ -38,6 +38,9 @@ struct Request {
   SamplingParams sampling;
   std::string tenant;                     // salts the prefix cache
   absl::Time deadline = absl::InfiniteFuture();
+  // For SubmitDecode: output tokens that each choice has already, from index 0 on, because another worker went so far.
+  // Empty, or one entry for each choice. Their KV is computed here; the first token sampled is the one after them.
+  std::vector<std::vector<int32_t>> resume;
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };

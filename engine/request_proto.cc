@@ -154,6 +154,29 @@ absl::StatusOr<std::vector<SampledToken>> FirstTokensFromProto(
   return out;
 }
 
+absl::StatusOr<std::vector<std::vector<int32_t>>> ResumeFromProto(
+    const google::protobuf::RepeatedPtrField<v1::EmittedTokens>& resume, int n, int max_tokens,
+    const ModelLimits& limits) {
+  std::vector<std::vector<int32_t>> out;
+  if (resume.empty()) return out;
+  if (resume.size() != n) {
+    return InvalidField("resume", absl::StrCat(resume.size(), " lists; none, or one for each of the ", n, " choices"));
+  }
+  for (int i = 0; i < n; ++i) {
+    const auto& ids = resume.Get(i).token_ids();
+    const std::string field = absl::StrCat("resume[", i, "]");
+    if (ids.size() >= max_tokens) {
+      return InvalidField(field, absl::StrCat(ids.size(), " tokens, and max_tokens is ", max_tokens,
+                                              "; a choice that has all its tokens is finished"));
+    }
+    if (!ids.empty()) {
+      if (absl::Status s = ValidateTokenIds(ids, field, limits); !s.ok()) return s;
+    }
+    out.emplace_back(ids.begin(), ids.end());
+  }
+  return out;
+}
+
 v1::KvLedger LedgerToProto(const kvcache::Ledger& ledger) {
   v1::KvLedger out;
   out.set_total(ledger.total);

@@ -35,6 +35,11 @@ absl::StatusOr<SampledToken> TokenFromProto(const v1::SampledToken& token, int n
 absl::StatusOr<std::vector<SampledToken>> FirstTokensFromProto(
     const google::protobuf::RepeatedPtrField<v1::SampledToken>& tokens, int n, int vocab_size);
 
+// Request.resume: none, or a list for each of `n` choices. INVALID_ARGUMENT naming the list and what is wrong with it.
+absl::StatusOr<std::vector<std::vector<int32_t>>> ResumeFromProto(
+    const google::protobuf::RepeatedPtrField<v1::EmittedTokens>& resume, int n, int max_tokens,
+    const ModelLimits& limits);
+
 v1::FinishReason FinishReasonToProto(FinishReason reason);
 FinishReason FinishReasonFromProto(v1::FinishReason reason);
 

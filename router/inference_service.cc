@@ -53,6 +53,9 @@ absl::StatusOr<AdmittedRequest> InferenceService::Prepare(const v1::GenerateRequ
   admitted.sampling = ResolveDefaults(request.sampling(), num_tokens, RandomU64() >> 1, limits);
   admitted.request_id = std::move(request_id);
   admitted.model = text_->model_name();
+  admitted.priority = request.priority() == v1::PRIORITY_HIGH    ? Priority::kHigh
+                      : request.priority() == v1::PRIORITY_BATCH ? Priority::kBatch
+                                                                 : Priority::kStandard;
   admitted.prompt_token_ids = *std::move(tokens);
   return admitted;
 }

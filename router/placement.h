@@ -1,15 +1,21 @@
-// Placing requests by the policy, one at a time, so that each decision sees the ones before it.
+// Admission and policy together over the view of the cluster: a request that asks is refused, placed, or waits until
+// something changes. One decision at a time, so that each sees the ones before it.
 #ifndef BATON_ROUTER_PLACEMENT_H_
 #define BATON_ROUTER_PLACEMENT_H_
 
+#include <array>
+#include <atomic>
+#include <functional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "router/admission.h"
 #include "router/cluster_view.h"
 #include "router/decision_log.h"
 #include "router/pair_times.h"
@@ -58,19 +64,50 @@ struct PlaceRequest {
   uint32_t epoch = 1;
   PlacementNeed need;
   bool needs_decode = true;
-  absl::Duration waited;  // so far, in the router
+  std::string tenant;
+  Priority priority = Priority::kStandard;
+  absl::Time arrival;
+  absl::Time deadline = absl::InfiniteFuture();
 };
 
-// Thread-safe.
+struct PlacementOptions {
+  PolicyOptions policy;
+  AdmissionOptions admission;
+};
+
+struct QueueState {
+  uint64_t tokens = 0;
+  std::array<size_t, kNumPriorities> requests{};
+};
+
+// Thread-safe. Callbacks run without a lock held, on the thread of whatever call found out.
 class Placement {
  public:
+  using Done = std::function<void(absl::StatusOr<PlacedHolds>)>;
+
   // Nothing is owned. `seed` is for tests; routers must not count in step.
-  Placement(ClusterView* view, Clock* clock, const PolicyOptions& options, uint64_t seed = RandomU64() >> 1);
+  Placement(ClusterView* view, Clock* clock, const PlacementOptions& options, uint64_t seed = RandomU64() >> 1);
+
+  // For Ask and Leave: one for each request.
+  uint64_t NewId() { return next_id_++; }
+  // Calls back once, at once or later: with a pair, with a refusal (as Admission's; epoch 1 only), with the policy's
+  // status when waiting is of no use or has been too long. Waiting is of no use when no worker of a role has ever been
+  // there, none could ever take the request, or others are asked for and there are none.
+  void Ask(uint64_t id, PlaceRequest request, Done done);
+  // The request is over. A callback that has not run does not run any more, unless it is about to.
+  void Leave(uint64_t id);
+  // Workers or what is in flight on them changed: somebody may find room now.
+  void Changed();
+  // Changed, and ends waits that were too long. Call it every few milliseconds.
+  void Tick();
+  QueueState queue() const;
+  const Promise& promise(Priority priority) const { return promises_[static_cast<size_t>(priority)]; }
 
   // need.prefix_names of a prompt.
   std::vector<uint64_t> PrefixNames(absl::string_view tenant, std::span<const int32_t> prompt_token_ids) const;
 
-  // Errors as the policy's. Without needs_decode the pair's decode side stays empty.
+  // At once or not at all, past the queue. Errors as the policy's. Without needs_decode the pair's decode side stays
+  // empty.
   absl::StatusOr<PlacedHolds> Place(const PlaceRequest& request);
   // `preferred` if it is still ready; else another one. The hold is empty in the first case (the caller has it).
   absl::StatusOr<std::pair<WorkerRef, InFlightHold>> KeepDecode(const WorkerRef& preferred, const PlacementNeed& need);
@@ -91,12 +128,26 @@ class Placement {
     InFlightWork work;
   };
   Pick PickOne(Role role, const PlacementNeed& need, const WorkerId* prefill) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  struct Waiting {
+    PlaceRequest request;
+    Done done;
+    absl::Status why;  // it waits
+  };
+  absl::StatusOr<PlacedHolds> PlaceLocked(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Forecast ForecastFor(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool WorthWaiting(const PlaceRequest& request, const absl::Status& status) const;
   void Log(const PlaceRequest& request, const Pick& prefill, const Pick* decode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ClusterView* const view_;
   Clock* const clock_;
+  const std::array<Promise, kNumPriorities> promises_;
+  std::atomic<uint64_t> next_id_{1};
   DecisionLog log_;
-  Mutex mu_;
+  mutable Mutex mu_;
+  Admission admission_ ABSL_GUARDED_BY(mu_);
+  std::unordered_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  bool offering_ ABSL_GUARDED_BY(mu_) = false;  // some thread does; what changes meanwhile it looks at once more
+  bool again_ ABSL_GUARDED_BY(mu_) = false;
   PolicyOptions options_ ABSL_GUARDED_BY(mu_);
   PairTimes pairs_ ABSL_GUARDED_BY(mu_);
   uint64_t seed_ ABSL_GUARDED_BY(mu_);

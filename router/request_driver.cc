@@ -19,6 +19,8 @@ RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl
     : live_(context->table),
       context_(context),
       key_(std::move(key)),
+      placement_id_(context->placement->NewId()),
+      arrival_(context->clock->Now()),
       lifecycle_(deadline, context->text, context->clock) {
   context_->metrics->Started();
 }
@@ -71,6 +73,7 @@ void RequestDriver::Enqueue(Item item) {
 }
 
 void RequestDriver::Process(Item item) {
+  if (Placed* placed = std::get_if<Placed>(&item.what)) return OnPlaced(*placed);
   if (const Gone* gone = std::get_if<Gone>(&item.what)) return OnGone(*gone);
   if (std::holds_alternative<CutLegs>(item.what)) {
     if (prefill_leg_ != nullptr) prefill_leg_->Cancel();
@@ -109,10 +112,12 @@ void RequestDriver::NoteStream(const Input& input) {
     if (input.epoch != prefill_epoch_) return;
     prefill_leg_.reset();
     prefill_hold_ = {};
+    context_->placement->Changed();
   } else if (input.event == Event::kDecodeEnded || input.event == Event::kDecodeFailed) {
     if (input.epoch != decode_epoch_) return;
     decode_leg_.reset();
     decode_hold_ = {};
+    context_->placement->Changed();
   }
 }
 
@@ -141,11 +146,26 @@ void RequestDriver::Execute(AskPlacement& command) {
   request.need = std::move(command.need);
   request.need.prefix_names = context_->placement->PrefixNames(admitted.tenant, admitted.prompt_token_ids);
   request.needs_decode = command.needs_decode;
-  absl::StatusOr<PlacedHolds> placed = context_->placement->Place(request);
-  if (!placed.ok()) return Post({Event::kUnplaced, 0, {}, placed.status()});
-  prefill_hold_ = std::move(placed->prefill);
-  decode_hold_ = std::move(placed->decode);
-  Post({Event::kPlaced, 0, {}, std::move(placed->pair)});
+  request.tenant = admitted.tenant;
+  request.priority = admitted.priority;
+  request.arrival = arrival_;
+  request.deadline = lifecycle_.deadline();
+  asked_ = context_->clock->Now();
+  context_->placement->Ask(
+      placement_id_, std::move(request),
+      [self = shared_from_this(), epoch = lifecycle_.epoch()](absl::StatusOr<PlacedHolds> holds) {
+        self->Enqueue({Placed{epoch, std::move(holds)}, self->context_->clock->Now()});
+      });
+}
+
+void RequestDriver::OnPlaced(Placed& placed) {
+  // The client went away, or the deadline passed, meanwhile: the holds go with `placed`.
+  if (lifecycle_.state() != State::kPlacing || placed.epoch != lifecycle_.epoch()) return;
+  context_->metrics->Waited(context_->clock->Now() - asked_);
+  if (!placed.holds.ok()) return HandleInput({Event::kUnplaced, 0, {}, placed.holds.status()});
+  prefill_hold_ = std::move(placed.holds->prefill);
+  decode_hold_ = std::move(placed.holds->decode);
+  HandleInput({Event::kPlaced, 0, {}, std::move(placed.holds->pair)});
 }
 
 void RequestDriver::Execute(StartPrefill& command) {
@@ -243,9 +263,13 @@ void RequestDriver::Execute(Send& command) { stream_->Push(ToWire(command.respon
 void RequestDriver::Execute(Finish& command) {
   prefill_hold_ = {};
   decode_hold_ = {};
+  context_->placement->Leave(placement_id_);
+  context_->placement->Changed();
   deadline_alarm_.Cancel();
   wait_alarm_.Cancel();
   context_->metrics->Ended(command.status, lifecycle_.stats(), emit_);
+  context_->metrics->Judged(command.status, lifecycle_.stats(),
+                            context_->placement->promise(lifecycle_.request().priority));
   LogEnd(command.status);
   // First, so that a client that knows its request is over may use the id again.
   context_->table->End(key_, this);

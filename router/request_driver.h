@@ -15,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "common/rpc/stream_writer.h"
 #include "router/leg.h"
@@ -64,8 +65,12 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
     std::string why;
   };
   struct CutLegs {};
+  struct Placed {
+    uint32_t epoch = 0;
+    absl::StatusOr<PlacedHolds> holds;
+  };
   struct Item {
-    std::variant<Input, Gone, CutLegs> what;
+    std::variant<Input, Gone, CutLegs, Placed> what;
     absl::Time arrived;
   };
   using PrefillLeg = Leg<v1::PrefillRequest, v1::PrefillEvent>;
@@ -77,6 +82,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void Enqueue(Item item);
   void Process(Item item);
   void OnGone(const Gone& gone);
+  void OnPlaced(Placed& placed);
   void HandleInput(Input input);
   void NoteStream(const Input& input);
   void ClientGone();
@@ -98,6 +104,8 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   const RequestTable::Live live_;  // first, so that it goes last
   const DriverContext* const context_;
   const std::string key_;
+  const uint64_t placement_id_;
+  const absl::Time arrival_;
   std::shared_ptr<Stream> stream_;
 
   Mutex mu_;
@@ -111,6 +119,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   WorkerRef prefill_worker_, decode_worker_;
   uint32_t prefill_epoch_ = 0, decode_epoch_ = 0;
   InFlightHold prefill_hold_, decode_hold_;
+  absl::Time asked_;  // for a placement
   absl::Duration emit_;
   grpc::Alarm deadline_alarm_, wait_alarm_;
 };

@@ -28,6 +28,7 @@
 #include "common/clock.h"
 #include "proto/inference.pb.h"
 #include "proto/worker.pb.h"
+#include "router/admission.h"
 #include "router/choice_text.h"
 #include "router/lifecycle_table.h"
 #include "router/policy.h"
@@ -46,6 +47,7 @@ struct AdmittedRequest {
   std::string request_id;
   std::string model;
   std::string tenant;
+  Priority priority = Priority::kStandard;
   std::vector<int32_t> prompt_token_ids;  // not empty
   v1::SamplingParams sampling;            // validated; seed, max_tokens and n are set
   absl::Duration tokenize;                // what station 1 took

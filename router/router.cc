@@ -18,6 +18,24 @@ ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) 
   return options;
 }
 
+PlacementOptions PlacementOptionsFrom(const v1::Config& config) {
+  PlacementOptions options;
+  options.policy.rule = PlacementRuleFrom(config.placement());
+  options.policy.max_backlog_tokens = config.prefill_backlog_tokens();
+  AdmissionOptions& admission = options.admission;
+  admission.max_queued_tokens = config.max_queue_tokens();
+  admission.max_wait = absl::Milliseconds(config.queue_timeout_ms());
+  for (const Priority priority : {Priority::kHigh, Priority::kStandard}) {
+    Promise& promise = admission.promises[static_cast<size_t>(priority)];
+    if (config.ttft_slo_ms() > 0) promise.ttft = absl::Milliseconds(config.ttft_slo_ms());
+    if (config.itl_slo_ms() > 0) promise.itl = absl::Milliseconds(config.itl_slo_ms());
+  }
+  admission.requests_per_minute = config.tenant_requests_per_minute();
+  admission.tokens_per_minute = static_cast<double>(config.tenant_tokens_per_minute());
+  admission.concurrent = static_cast<int>(config.tenant_concurrency());
+  return options;
+}
+
 }  // namespace
 
 Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metrics* metrics, Clock* clock)
@@ -29,13 +47,17 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
       table_(config.max_queue()),
       view_(ViewOptions(config, *text_), clock,
             [this](const WorkerId& id, const std::string& why) { OnWorkerGone(id, why); }),
-      placement_(&view_, clock, {.rule = PlacementRuleFrom(config.placement()), .check_room = false}),
+      placement_(&view_, clock, PlacementOptionsFrom(config)),
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       releaser_(&channels_, &router_metrics_),
       context_{&table_, &placement_, &channels_, &releaser_, &router_metrics_, text_.get(), clock},
       inference_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
       cluster_(
-          &view_, &router_metrics_, [this] { UpdateHealth(); },
+          &view_, &router_metrics_,
+          [this] {
+            UpdateHealth();
+            placement_.Changed();
+          },
           [this](v1::ClusterStatus* status) { FillStatus(status); },
           [this](const std::string& id) { return placement_.Explain(id); }) {}
 
@@ -92,7 +114,7 @@ void Router::UpdateHealth() {
 
 void Router::Tick() {
   const absl::Duration period =
-      std::clamp(view_.options().worker_timeout / 10, absl::Milliseconds(10), absl::Milliseconds(250));
+      std::clamp(view_.options().worker_timeout / 10, absl::Milliseconds(10), absl::Milliseconds(50));
   while (true) {
     {
       MutexLock lock(&ticker_mu_);
@@ -100,6 +122,7 @@ void Router::Tick() {
       if (stop_) return;
     }
     view_.ExpireSilent();
+    placement_.Tick();
     UpdateHealth();
     std::set<WorkerId> known;
     for (const WorkerSnapshot& worker : view_.Snapshot()) known.insert(worker.id);
@@ -128,6 +151,14 @@ void Router::CollectGauges() {
     }
   }
   for (const WorkerSnapshot& worker : view_.Snapshot()) ++count[{worker.role, worker.state}];
+  const QueueState queue = placement_.queue();
+  for (size_t i = 0; i < kNumPriorities; ++i) {
+    metrics_
+        ->Gauge("baton_router_queued_requests", "Requests that wait in the router for room or for a worker",
+                {{"class", std::string(Name(static_cast<Priority>(i)))}})
+        .Set(static_cast<double>(queue.requests[i]));
+  }
+  metrics_->Gauge("baton_router_queued_tokens", "Their prompt tokens").Set(static_cast<double>(queue.tokens));
   for (const auto& [key, number] : count) {
     metrics_
         ->Gauge("baton_workers", "Workers the router knows",

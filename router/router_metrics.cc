@@ -1,5 +1,6 @@
 #include "router/router_metrics.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/status.h"
@@ -53,6 +54,7 @@ RouterMetrics::RouterMetrics(Metrics* metrics, std::string model_name, const std
       prefill_(Station(kStations[1])),
       emit_(Station(kStations[4])),
       stop_(Station(kStations[5])),
+      router_queue_(Latency("baton_router_queue_seconds", "Seconds a request waited in the router for a placement")),
       queue_(Latency("baton_queue_seconds", "Seconds a request waited for a prefill worker's engine")),
       decode_queue_(Latency("baton_decode_queue_seconds", "Seconds a request waited for a place in decode's batch")),
       ttft_(Latency("baton_time_to_first_token_seconds", "From a request's arrival to its first token leaving")),
@@ -115,6 +117,32 @@ void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats,
     labels["finished_reason"] = FinishedReason(reason);
     metrics_->Counter("vllm:request_success_total", "Choices finished", labels).Increment();
   }
+}
+
+void RouterMetrics::Judged(const absl::Status& status, const RequestStats& stats, const Promise& promise) {
+  if (absl::IsCancelled(status) || stats.prompt_tokens == 0) return;
+  if (absl::IsResourceExhausted(status)) {
+    const std::string reason = ReasonOf(status);
+    metrics_
+        ->Counter("baton_requests_refused_total", "Requests refused for load, by reason",
+                  {{"reason", reason.empty() ? "WORKERS_FULL" : reason}})
+        .Increment();
+  }
+  const float itl_ms = static_cast<float>(absl::ToDoubleMilliseconds(promise.itl));
+  const size_t late = static_cast<size_t>(
+      std::count_if(stats.itl_ms.begin(), stats.itl_ms.end(), [itl_ms](float ms) { return ms > itl_ms; }));
+  // 99 of 100 gaps.
+  const bool met = status.ok() && stats.ttft <= promise.ttft && late * 100 <= stats.itl_ms.size();
+  const char* length = stats.prompt_tokens <= 256    ? "1-256"
+                       : stats.prompt_tokens <= 1024 ? "257-1024"
+                       : stats.prompt_tokens <= 4096 ? "1025-4096"
+                                                     : "4097-";
+  metrics_
+      ->Counter("baton_goodput_requests_total",
+                "Requests by prompt tokens and by whether they got the latency that was promised (where nothing is "
+                "promised: whether they succeeded)",
+                {{"prompt_tokens", length}, {"outcome", met ? "met" : absl::IsResourceExhausted(status) ? "refused" : "missed"}})
+      .Increment();
 }
 
 prometheus::Counter& RouterMetrics::Retries(absl::StatusCode why) {

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "common/metrics.h"
+#include "router/admission.h"
 #include "router/request_lifecycle.h"
 
 namespace baton::router {
@@ -24,6 +25,11 @@ class RouterMetrics {
   }
   // One request ended. `emit`: from a token's arrival to its hand-over to the transport, summed over tokens.
   void Ended(const absl::Status& status, const RequestStats& stats, absl::Duration emit);
+  // One placement: from asking to the answer.
+  void Waited(absl::Duration waited) { router_queue_.Observe(absl::ToDoubleSeconds(waited)); }
+  // Whether the request got what its class was promised, by length of its prompt (goodput). The client's own
+  // cancellations are not judged.
+  void Judged(const absl::Status& status, const RequestStats& stats, const Promise& promise);
   void Retried(const absl::Status& why);
   void TicketReleased(bool ok);
   void WorkerRefused() { refused_.Increment(); }
@@ -45,6 +51,7 @@ class RouterMetrics {
   prometheus::Histogram& prefill_;
   prometheus::Histogram& emit_;
   prometheus::Histogram& stop_;
+  prometheus::Histogram& router_queue_;
   prometheus::Histogram& queue_;
   prometheus::Histogram& decode_queue_;
   prometheus::Histogram& ttft_;

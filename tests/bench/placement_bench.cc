@@ -55,7 +55,7 @@ struct Bench {
   }
   SimulatedClock clock;
   ClusterView view;
-  Placement placement{&view, &clock, {}, 1};
+  Placement placement{&view, &clock, PlacementOptions{}, 1};
 };
 
 void BM_Place(benchmark::State& state, Cached cached) {

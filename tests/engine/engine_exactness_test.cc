@@ -151,6 +151,136 @@ TEST(EngineExactnessTest, HandOverEqualsOneEngine) {
   EXPECT_GT(preemptions, 20);
 }
 
+// Tokens of choices that each begin somewhere else.
+class ResumedSink : public RequestSink {
+ public:
+  explicit ResumedSink(Answer known) : answer(std::move(known)) {}
+  void OnToken(const SampledToken& token) override {
+    auto& ids = answer.token_ids[token.choice_index];
+    EXPECT_EQ(token.token_index, static_cast<int>(ids.size())) << "choice " << token.choice_index;
+    ids.push_back(token.token_id);
+    if (token.finish_reason != FinishReason::kNone) answer.finish[token.choice_index] = token.finish_reason;
+  }
+  void OnDone(const absl::Status& s, const RequestStats& st) override {
+    done = true;
+    status = s;
+    preemptions = st.num_preemptions;
+  }
+  Answer answer;
+  bool done = false;
+  absl::Status status;
+  int preemptions = 0;
+};
+
+// A worker died after any number of tokens, another one of each choice: whoever is given what the client has goes on
+// with the tokens that the first one would have sent, with penalties, seeds and choices, in little memory.
+TEST(EngineExactnessTest, ResumedAnywhereGivesTheSameAnswer) {
+  int resumed = 0, preemptions = 0, finished_choices = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937_64 rng(seed);
+    TestEngine prefill(RandomOptions(rng));
+    TestEngine decode(RandomOptions(rng));
+    struct Item {
+      Request request;
+      Answer whole;
+      std::vector<SampledToken> first;
+      std::shared_ptr<RecordingSink> prefill;
+      std::shared_ptr<ResumedSink> decode;
+      std::optional<kvcache::BlockLease> room;
+    };
+    std::vector<Item> items(8);
+    for (size_t i = 0; i < items.size(); ++i) {
+      Item& item = items[i];
+      item.request = RandomRequest(rng, "r" + std::to_string(i), 101, 40, 24, 4);
+      item.whole = RunAlone(item.request);
+      item.prefill = prefill.Submit(item.request, Mode::kPrefill);
+      decode.core->Reserve(item.request.request_id, static_cast<int>(item.request.prompt_token_ids.size()),
+                           absl::InfiniteFuture(),
+                           [&item](absl::StatusOr<kvcache::BlockLease> lease) { item.room = *std::move(lease); });
+    }
+    size_t open = items.size();
+    for (int step = 0; open > 0; ++step) {
+      ASSERT_LT(step, 100000) << "does not end";
+      prefill.Step();
+      decode.Step();
+      open = 0;
+      for (Item& item : items) {
+        if (item.prefill->done() && item.room.has_value() && !item.decode) {
+          Answer known;
+          item.first = item.prefill->tokens;
+          item.request.resume.resize(item.first.size());
+          bool any_open = false;
+          for (SampledToken& token : item.first) {
+            const std::vector<int32_t>& ids = item.whole.token_ids.at(token.choice_index);
+            const size_t have = rng() % (ids.size() + 1);
+            auto& resume = item.request.resume[token.choice_index];
+            resume.assign(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(have));
+            known.token_ids[token.choice_index] = resume;
+            if (have == 0) known.token_ids[token.choice_index] = {token.token_id};
+            if (have == ids.size() || token.finish_reason != FinishReason::kNone) {
+              known.token_ids[token.choice_index] = ids;
+              known.finish[token.choice_index] = item.whole.finish.at(token.choice_index);
+              token.finish_reason = FinishReason::kStop;
+              ++finished_choices;
+            } else {
+              any_open = true;
+            }
+          }
+          item.decode = std::make_shared<ResumedSink>(known);
+          if (!any_open) {
+            item.decode->OnDone(absl::OkStatus(), {});
+          } else {
+            ++resumed;
+            CopyBlocks(item.prefill->lease, *item.room);
+            decode.core->SubmitDecode(item.request, *std::move(item.room), item.first, item.decode, decode.clock.Now());
+          }
+          item.prefill->lease.Reset();
+          item.room.reset();
+        }
+        open += !item.decode || !item.decode->done;
+      }
+    }
+    for (Item& item : items) {
+      ASSERT_TRUE(item.decode->status.ok()) << item.decode->status;
+      preemptions += item.decode->preemptions;
+      ASSERT_EQ(item.decode->answer.token_ids, item.whole.token_ids) << "seed " << seed << " " << item.request.request_id;
+      ASSERT_EQ(item.decode->answer.finish, item.whole.finish);
+    }
+    prefill.ExpectAllFree();
+    decode.ExpectAllFree();
+  }
+  EXPECT_GT(resumed, 200);
+  EXPECT_GT(finished_choices, 50);
+  EXPECT_GT(preemptions, 20);
+}
+
+TEST(EngineExactnessTest, ResumingWhatCannotBeIsSaid) {
+  TestEngine engine(Roomy());
+  Request request;
+  request.request_id = "r";
+  request.prompt_token_ids = {1, 2, 3};
+  request.sampling.max_tokens = 4;
+  request.sampling.ignore_eos = true;
+  const Answer whole = RunAlone(request);
+  const auto resume = [&](std::vector<std::vector<int32_t>> tokens) {
+    kvcache::BlockLease room;
+    engine.core->Reserve("x", 3, absl::InfiniteFuture(), [&](auto lease) { room = *std::move(lease); });
+    engine.Step();
+    request.resume = std::move(tokens);
+    auto sink = std::make_shared<ResumedSink>(Answer{});
+    SampledToken first;
+    first.token_id = whole.token_ids.at(0)[0];
+    engine.core->SubmitDecode(request, std::move(room), {first}, sink, engine.clock.Now());
+    return sink->status;
+  };
+  const std::vector<int32_t>& ids = whole.token_ids.at(0);
+  EXPECT_EQ(resume({{ids[0]}, {ids[0]}}).code(), absl::StatusCode::kInvalidArgument) << "one choice, two lists";
+  EXPECT_EQ(resume({ids}).code(), absl::StatusCode::kInvalidArgument) << "nothing is left to do";
+  EXPECT_EQ(resume({{ids[0], 101}}).code(), absl::StatusCode::kInvalidArgument) << "no such token";
+  EXPECT_EQ(resume({{ids[0] + 1, ids[1]}}).code(), absl::StatusCode::kInternal) << "not what prefill computed";
+  engine.ExpectAllFree();
+}
+
 // The oracle notices: one changed bit in a handed-over block changes the answer.
 TEST(EngineExactnessTest, CorruptedBlockShows) {
   std::mt19937_64 rng(7);

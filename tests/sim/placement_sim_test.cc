@@ -51,7 +51,7 @@ class Simulation {
       router.view = std::make_unique<ClusterView>(ClusterViewOptions{}, &clock_,
                                                   [](const WorkerId&, const std::string&) {});
       router.placement =
-          std::make_unique<Placement>(router.view.get(), &clock_, PolicyOptions{.rule = s.rule}, s.seed + r * 1000);
+          std::make_unique<Placement>(router.view.get(), &clock_, PlacementOptions{.policy = {.rule = s.rule}}, s.seed + r * 1000);
       router.placement->SetRouters(s.routers);
     }
     for (int w = 0; w < s.workers; ++w) {

@@ -1,0 +1,213 @@
+#include "router/admission.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace baton::router {
+namespace {
+
+constexpr absl::Duration kWindow = absl::Milliseconds(500);
+constexpr absl::Duration kMeasureLives = absl::Seconds(5);
+constexpr absl::Duration kMinRetry = absl::Milliseconds(100);
+constexpr absl::Duration kMaxRetry = absl::Seconds(60);
+
+int64_t Ms(absl::Duration d) { return absl::ToInt64Milliseconds(d); }
+
+absl::Status Refuse(std::string message, absl::string_view reason, absl::Duration retry) {
+  retry = std::clamp(retry, kMinRetry, kMaxRetry);
+  return WithReason(WithRetryAfter(absl::ResourceExhaustedError(absl::StrCat(message, "; try again in ", Ms(retry),
+                                                                             " ms")),
+                                   retry),
+                    reason);
+}
+
+}  // namespace
+
+absl::string_view Name(Priority priority) {
+  switch (priority) {
+    case Priority::kHigh:
+      return "high";
+    case Priority::kStandard:
+      return "standard";
+    case Priority::kBatch:
+      return "batch";
+  }
+  return "standard";
+}
+
+Admission::Key Admission::KeyOf(const Applicant& a) const {
+  return {a.arrival + options_.patience[static_cast<size_t>(a.priority)], a.id};
+}
+
+Admission::Tenant* Admission::TenantOf(const std::string& name, absl::Time now) {
+  if (tenants_.size() >= options_.max_tenants && tenants_.count(name) == 0) {
+    auto oldest = tenants_.end();
+    for (auto it = tenants_.begin(); it != tenants_.end(); ++it) {
+      if (it->second.running == 0 && (oldest == tenants_.end() || it->second.filled < oldest->second.filled)) oldest = it;
+    }
+    if (oldest != tenants_.end()) tenants_.erase(oldest);
+  }
+  const auto [it, fresh] = tenants_.try_emplace(name);
+  Tenant& tenant = it->second;
+  if (fresh) {
+    tenant.requests = options_.requests_per_minute;
+    tenant.tokens = options_.tokens_per_minute;
+  } else {
+    const double minutes = std::max(0.0, absl::ToDoubleMinutes(now - tenant.filled));
+    tenant.requests = std::min(options_.requests_per_minute, tenant.requests + minutes * options_.requests_per_minute);
+    tenant.tokens = std::min(options_.tokens_per_minute, tenant.tokens + minutes * options_.tokens_per_minute);
+  }
+  tenant.filled = now;
+  return &tenant;
+}
+
+absl::Status Admission::CheckTenant(const Applicant& a, Tenant* tenant) const {
+  if (options_.concurrent > 0 && tenant->running >= options_.concurrent) {
+    return Refuse(absl::StrCat("this tenant has ", tenant->running, " requests in flight, which is its limit"),
+                  "TENANT_CONCURRENCY", absl::Seconds(1));
+  }
+  if (options_.requests_per_minute > 0 && tenant->requests < 1) {
+    return Refuse(absl::StrCat("this tenant may send ", options_.requests_per_minute, " requests a minute"),
+                  "TENANT_RATE", absl::Minutes((1 - tenant->requests) / options_.requests_per_minute));
+  }
+  // A request above a whole minute's worth would never pass; it passes when the bucket is full.
+  const double tokens = std::min(static_cast<double>(a.prompt_tokens + a.output_tokens), options_.tokens_per_minute);
+  if (options_.tokens_per_minute > 0 && tenant->tokens < tokens) {
+    return Refuse(absl::StrCat("this tenant may use ", options_.tokens_per_minute, " tokens a minute"), "TENANT_RATE",
+                  absl::Minutes((tokens - tenant->tokens) / options_.tokens_per_minute));
+  }
+  return absl::OkStatus();
+}
+
+absl::Duration Admission::WaitBefore(const Key& key, const Forecast& forecast, absl::Time now) const {
+  uint64_t ahead = 0;
+  for (const auto& [other, waiter] : queue_) {
+    if (other >= key) break;
+    ahead += waiter.applicant.prompt_tokens;
+  }
+  const bool fresh = now - measured_at_ < kMeasureLives;
+  const double rate = fresh && measured_ > 0 ? measured_ : forecast.tokens_per_second;
+  if (ahead == 0 || rate <= 0) return absl::ZeroDuration();
+  return absl::Seconds(static_cast<double>(ahead) / rate);
+}
+
+absl::Status Admission::CheckForecast(const Applicant& a, const Forecast& forecast, absl::Time now) const {
+  const Promise& promised = promise(a.priority);
+  if (forecast.itl > promised.itl) {
+    return Refuse(absl::StrCat("the decode workers are too busy: tokens would come every ", Ms(forecast.itl),
+                               " ms, and ", Ms(promised.itl), " ms are promised"),
+                  "PREDICTED_ITL", absl::Seconds(1));
+  }
+  const absl::Duration ttft = WaitBefore(KeyOf(a), forecast, now) + forecast.ttft;
+  const absl::Duration left = std::min(promised.ttft, a.deadline - a.arrival) - (now - a.arrival);
+  if (ttft > left) {
+    return Refuse(absl::StrCat("the first token would take about ", Ms(ttft), " ms, and ", Ms(left),
+                               promised.ttft <= a.deadline - a.arrival ? " ms are promised" : " ms are left of the deadline"),
+                  "PREDICTED_TTFT", ttft - left);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Admission::Arrive(const Applicant& a, const Forecast& forecast, absl::Time now) {
+  if (now >= a.deadline) return absl::DeadlineExceededError("the request's deadline had passed when it arrived");
+  Tenant* tenant = TenantOf(a.tenant, now);
+  if (absl::Status status = CheckTenant(a, tenant); !status.ok()) return status;
+  // An empty queue takes any request.
+  if (!queue_.empty() && queued_tokens_ + a.prompt_tokens > options_.max_queued_tokens) {
+    const absl::Duration wait = WaitBefore({absl::InfiniteFuture(), 0}, forecast, now);
+    return Refuse(absl::StrCat(queued_tokens_, " prompt tokens wait, of ", options_.max_queued_tokens,
+                               " that may (max_queue_tokens)"),
+                  "QUEUE_FULL", std::max(wait / 4, absl::Seconds(1)));
+  }
+  if (absl::Status status = CheckForecast(a, forecast, now); !status.ok()) return status;
+  tenant->requests -= 1;
+  tenant->tokens -= static_cast<double>(a.prompt_tokens + a.output_tokens);
+  ++tenant->running;
+  Enqueue(a, true, now);
+  return absl::OkStatus();
+}
+
+void Admission::WaitAgain(const Applicant& applicant, absl::Time now) { Enqueue(applicant, false, now); }
+
+void Admission::Enqueue(const Applicant& a, bool first, absl::Time now) {
+  Admitted& admitted = admitted_[a.id];
+  if (admitted.waiting) return;
+  if (queue_.empty()) {
+    window_start_ = now;
+    window_tokens_ = 0;
+  }
+  admitted = {a.tenant, KeyOf(a), true};
+  queue_.emplace(admitted.key, Waiter{a, now, first});
+  queued_tokens_ += a.prompt_tokens;
+  ++queued_of_[static_cast<size_t>(a.priority)];
+}
+
+void Admission::Dequeue(Admitted* admitted) {
+  const auto it = queue_.find(admitted->key);
+  queued_tokens_ -= it->second.applicant.prompt_tokens;
+  --queued_of_[static_cast<size_t>(it->second.applicant.priority)];
+  queue_.erase(it);
+  admitted->waiting = false;
+}
+
+void Admission::Leave(uint64_t id) {
+  const auto it = admitted_.find(id);
+  if (it == admitted_.end()) return;
+  if (it->second.waiting) Dequeue(&it->second);
+  if (const auto tenant = tenants_.find(it->second.tenant); tenant != tenants_.end()) --tenant->second.running;
+  admitted_.erase(it);
+}
+
+void Admission::NoteTaken(uint64_t tokens, absl::Time now) {
+  window_tokens_ += tokens;
+  const absl::Duration length = now - window_start_;
+  if (length < kWindow) return;
+  const double rate = static_cast<double>(window_tokens_) / absl::ToDoubleSeconds(length);
+  measured_ = now - measured_at_ < kMeasureLives ? 0.5 * (measured_ + rate) : rate;
+  measured_at_ = now;
+  window_start_ = now;
+  window_tokens_ = 0;
+}
+
+void Admission::Offer(absl::Time now, absl::FunctionRef<Verdict(uint64_t id)> place) {
+  int overtaken = 0;
+  for (auto it = queue_.begin(); it != queue_.end();) {
+    const Waiter& waiter = it->second;
+    const Key key = it->first;
+    const uint64_t id = waiter.applicant.id, tokens = waiter.applicant.prompt_tokens;
+    const bool overtakable = now - waiter.since < kOvertakeFor;
+    if (place(id) == Verdict::kTaken) {
+      Dequeue(&admitted_.at(id));
+      NoteTaken(tokens, now);
+    } else if (!overtakable || ++overtaken > kOvertakers) {
+      return;
+    }
+    it = queue_.upper_bound(key);
+  }
+}
+
+std::vector<std::pair<uint64_t, absl::Status>> Admission::Expire(absl::Time now,
+                                                                 absl::FunctionRef<absl::Status(uint64_t id)> why) {
+  std::vector<std::pair<uint64_t, absl::Status>> out;
+  for (const auto& [key, waiter] : queue_) {
+    const Applicant& a = waiter.applicant;
+    const absl::Duration waited = now - waiter.since;
+    if (now >= a.deadline) {
+      out.emplace_back(a.id, absl::DeadlineExceededError(absl::StrCat(
+                                 "the request's deadline passed while it waited in the router: ", why(a.id).message())));
+    } else if (waited >= options_.max_wait) {
+      out.emplace_back(a.id, WithRetryAfter(why(a.id), absl::Seconds(1)));
+    } else if (waiter.first && now - a.arrival > promise(a.priority).ttft) {
+      out.emplace_back(a.id, Refuse(absl::StrCat("waited ", Ms(waited), " ms, and the first token was promised within ",
+                                                 Ms(promise(a.priority).ttft), " ms"),
+                                    "PREDICTED_TTFT", absl::Seconds(1)));
+    }
+  }
+  for (const auto& [id, status] : out) Dequeue(&admitted_.at(id));
+  return out;
+}
+
+}  // namespace baton::router

@@ -1,0 +1,224 @@
+#include "router/admission.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/status.h"
+
+namespace baton::router {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class AdmissionTest : public ::testing::Test {
+ protected:
+  Applicant Make(uint64_t id, uint64_t tokens = 100, Priority priority = Priority::kStandard) {
+    Applicant a;
+    a.id = id;
+    a.prompt_tokens = tokens;
+    a.priority = priority;
+    a.arrival = now_;
+    return a;
+  }
+  // Ids in the order in which they are offered; `full` find no room.
+  std::vector<uint64_t> Offered(Admission* admission, const std::set<uint64_t>& full = {}) {
+    std::vector<uint64_t> order;
+    admission->Offer(now_, [&](uint64_t id) {
+      order.push_back(id);
+      return full.count(id) > 0 ? Admission::Verdict::kNoRoom : Admission::Verdict::kTaken;
+    });
+    return order;
+  }
+  absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
+  AdmissionOptions options_;
+};
+
+absl::Status Why(uint64_t) { return absl::UnavailableError("no decode worker is ready"); }
+
+TEST_F(AdmissionTest, ClassesGoByPatienceAndNobodyWaitsForEver) {
+  Admission admission(options_);
+  ASSERT_TRUE(admission.Arrive(Make(1, 1, Priority::kBatch), {}, now_).ok());
+  now_ += absl::Seconds(1);
+  ASSERT_TRUE(admission.Arrive(Make(2), {}, now_).ok());
+  now_ += absl::Seconds(1);
+  ASSERT_TRUE(admission.Arrive(Make(3, 1, Priority::kHigh), {}, now_).ok());
+  ASSERT_TRUE(admission.Arrive(Make(4), {}, now_).ok());
+  now_ += absl::Seconds(18);
+  ASSERT_TRUE(admission.Arrive(Make(5, 1, Priority::kHigh), {}, now_ + absl::Milliseconds(1)).ok());
+  EXPECT_EQ(admission.queued(Priority::kHigh), 2u);
+  EXPECT_THAT(Offered(&admission), ElementsAre(3, 2, 4, 1, 5)) << "the batch request came 20 s before the last one";
+  EXPECT_EQ(admission.queued(), 0u);
+}
+
+TEST_F(AdmissionTest, TheQueueIsBoundedInTokens) {
+  options_.max_queued_tokens = 1000;
+  Admission admission(options_);
+  ASSERT_TRUE(admission.Arrive(Make(1, 5000), {}, now_).ok()) << "an empty queue takes any request";
+  const absl::Status full = admission.Arrive(Make(2, 1), {}, now_);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(full), "QUEUE_FULL");
+  EXPECT_TRUE(RetryAfterOf(full).has_value());
+  admission.Leave(1);
+  EXPECT_EQ(admission.queued_tokens(), 0u);
+  ASSERT_TRUE(admission.Arrive(Make(3, 600), {}, now_).ok());
+  ASSERT_TRUE(admission.Arrive(Make(4, 400), {}, now_).ok());
+  EXPECT_FALSE(admission.Arrive(Make(5, 1), {}, now_).ok());
+}
+
+TEST_F(AdmissionTest, WhatWouldMissItsPromiseIsRefusedOnArrival) {
+  options_.promises[static_cast<size_t>(Priority::kStandard)] = {absl::Seconds(2), absl::Milliseconds(50)};
+  Admission admission(options_);
+  const Forecast calm{absl::Milliseconds(500), absl::Milliseconds(10), 1000};
+  ASSERT_TRUE(admission.Arrive(Make(1, 1500), calm, now_).ok());
+  // 1.5 s of work wait, and its own half second.
+  ASSERT_TRUE(admission.Arrive(Make(2, 100), calm, now_).ok());
+  const absl::Status late = admission.Arrive(Make(3, 100), calm, now_);
+  EXPECT_EQ(ReasonOf(late), "PREDICTED_TTFT");
+  EXPECT_THAT(std::string(late.message()), HasSubstr("2100 ms, and 2000 ms are promised"));
+  EXPECT_EQ(RetryAfterOf(late), absl::Milliseconds(100));
+  EXPECT_TRUE(admission.Arrive(Make(4, 100, Priority::kHigh), calm, now_).ok()) << "goes before them";
+  EXPECT_TRUE(admission.Arrive(Make(5, 100, Priority::kBatch), calm, now_).ok()) << "was promised nothing";
+  Forecast busy = calm;
+  busy.itl = absl::Milliseconds(51);
+  EXPECT_EQ(ReasonOf(admission.Arrive(Make(6, 1), busy, now_)), "PREDICTED_ITL");
+}
+
+TEST_F(AdmissionTest, WhatWouldMissItsDeadlineIsRefusedOnArrival) {
+  Admission admission(options_);
+  Applicant a = Make(1);
+  a.deadline = now_ + absl::Milliseconds(400);
+  const absl::Status late = admission.Arrive(a, {absl::Milliseconds(401), {}, 0}, now_);
+  EXPECT_EQ(ReasonOf(late), "PREDICTED_TTFT");
+  EXPECT_THAT(std::string(late.message()), HasSubstr("left of the deadline"));
+  EXPECT_TRUE(admission.Arrive(a, {absl::Milliseconds(399), {}, 0}, now_).ok());
+  a.id = 2;
+  a.deadline = now_;
+  EXPECT_EQ(admission.Arrive(a, {}, now_).code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(AdmissionTest, ATenantsRateRefills) {
+  options_.requests_per_minute = 60;
+  Admission admission(options_);
+  for (uint64_t i = 0; i < 60; ++i) ASSERT_TRUE(admission.Arrive(Make(i), {}, now_).ok());
+  const absl::Status refused = admission.Arrive(Make(100), {}, now_);
+  EXPECT_EQ(ReasonOf(refused), "TENANT_RATE");
+  EXPECT_EQ(RetryAfterOf(refused), absl::Seconds(1));
+  Applicant other = Make(101);
+  other.tenant = "other";
+  EXPECT_TRUE(admission.Arrive(other, {}, now_).ok());
+  now_ += absl::Seconds(1);
+  EXPECT_TRUE(admission.Arrive(Make(102), {}, now_).ok());
+  EXPECT_FALSE(admission.Arrive(Make(103), {}, now_).ok());
+}
+
+TEST_F(AdmissionTest, ATenantsTokensAndConcurrency) {
+  options_.tokens_per_minute = 600;
+  options_.concurrent = 2;
+  Admission admission(options_);
+  ASSERT_TRUE(admission.Arrive(Make(1, 5000), {}, now_).ok()) << "more than a minute's worth passes a full bucket";
+  EXPECT_EQ(ReasonOf(admission.Arrive(Make(2, 10), {}, now_)), "TENANT_RATE");
+  now_ += absl::Minutes(10);
+  ASSERT_TRUE(admission.Arrive(Make(3, 10), {}, now_).ok());
+  EXPECT_EQ(ReasonOf(admission.Arrive(Make(4, 10), {}, now_)), "TENANT_CONCURRENCY");
+  admission.Leave(1);
+  admission.Leave(1);
+  EXPECT_TRUE(admission.Arrive(Make(5, 10), {}, now_).ok());
+  EXPECT_FALSE(admission.Arrive(Make(6, 10), {}, now_).ok());
+}
+
+TEST_F(AdmissionTest, TenantsAreBounded) {
+  options_.max_tenants = 10;
+  options_.requests_per_minute = 1;
+  Admission admission(options_);
+  for (uint64_t i = 0; i < 100; ++i) {
+    Applicant a = Make(i);
+    a.tenant = std::to_string(i);
+    ASSERT_TRUE(admission.Arrive(a, {}, now_).ok());
+    admission.Leave(i);
+    now_ += absl::Milliseconds(1);
+  }
+  EXPECT_EQ(admission.tenants(), 10u);
+}
+
+TEST_F(AdmissionTest, ALargeRequestIsOvertakenForAWhileOnly) {
+  Admission admission(options_);
+  for (uint64_t i = 1; i <= 3; ++i) ASSERT_TRUE(admission.Arrive(Make(i), {}, now_).ok());
+  EXPECT_THAT(Offered(&admission, {1}), ElementsAre(1, 2, 3));
+  now_ += Admission::kOvertakeFor;
+  for (uint64_t i = 4; i <= 5; ++i) ASSERT_TRUE(admission.Arrive(Make(i), {}, now_).ok());
+  EXPECT_THAT(Offered(&admission, {1}), ElementsAre(1));
+  EXPECT_THAT(Offered(&admission), ElementsAre(1, 4, 5));
+}
+
+TEST_F(AdmissionTest, OnlySoManyOvertakers) {
+  Admission admission(options_);
+  std::set<uint64_t> full;
+  for (uint64_t i = 1; i <= 100; ++i) {
+    ASSERT_TRUE(admission.Arrive(Make(i), {}, now_).ok());
+    full.insert(i);
+  }
+  EXPECT_EQ(Offered(&admission, full).size(), 1u + Admission::kOvertakers);
+}
+
+TEST_F(AdmissionTest, AFailedOverRequestWaitsInItsOldPlaceAndIsNotJudgedAgain) {
+  options_.promises[static_cast<size_t>(Priority::kStandard)].ttft = absl::Seconds(1);
+  Admission admission(options_);
+  const Applicant first = Make(1);
+  ASSERT_TRUE(admission.Arrive(first, {}, now_).ok());
+  EXPECT_THAT(Offered(&admission), ElementsAre(1));
+  now_ += absl::Seconds(5);
+  ASSERT_TRUE(admission.Arrive(Make(2), {}, now_).ok());
+  admission.WaitAgain(first, now_);
+  EXPECT_TRUE(admission.Expire(now_, Why).empty()) << "its client has tokens already";
+  EXPECT_THAT(Offered(&admission), ElementsAre(1, 2));
+}
+
+TEST_F(AdmissionTest, WaitingEnds) {
+  options_.max_wait = absl::Seconds(10);
+  options_.promises[static_cast<size_t>(Priority::kHigh)].ttft = absl::Seconds(3);
+  Admission admission(options_);
+  ASSERT_TRUE(admission.Arrive(Make(1), {}, now_).ok());
+  Applicant hurried = Make(2);
+  hurried.deadline = now_ + absl::Seconds(5);
+  ASSERT_TRUE(admission.Arrive(hurried, {}, now_).ok());
+  ASSERT_TRUE(admission.Arrive(Make(3, 1, Priority::kHigh), {}, now_).ok());
+  EXPECT_TRUE(admission.Expire(now_ + absl::Seconds(3), Why).empty());
+  auto expired = admission.Expire(now_ + absl::Milliseconds(3001), Why);
+  ASSERT_EQ(expired.size(), 1u);
+  EXPECT_EQ(expired[0].first, 3u);
+  EXPECT_EQ(ReasonOf(expired[0].second), "PREDICTED_TTFT");
+  expired = admission.Expire(now_ + absl::Seconds(5), Why);
+  ASSERT_EQ(expired.size(), 1u);
+  EXPECT_EQ(expired[0].second.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(expired[0].second.message()), HasSubstr("no decode worker"));
+  expired = admission.Expire(now_ + absl::Seconds(10), Why);
+  ASSERT_EQ(expired.size(), 1u);
+  EXPECT_EQ(expired[0].second.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(RetryAfterOf(expired[0].second).has_value());
+  EXPECT_EQ(admission.queued(), 0u);
+}
+
+TEST_F(AdmissionTest, HowFastTheQueueMovesIsMeasured) {
+  options_.promises[static_cast<size_t>(Priority::kStandard)].ttft = absl::Seconds(10);
+  Admission admission(options_);
+  // The workers could compute 1,000,000 tokens a second; decode lets 1,000 through.
+  const Forecast forecast{absl::ZeroDuration(), {}, 1e6};
+  uint64_t id = 0;
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(admission.Arrive(Make(id++, 1000), forecast, now_).ok());
+  for (int i = 0; i < 3; ++i) {
+    now_ += absl::Seconds(1);
+    bool taken = false;
+    admission.Offer(now_, [&](uint64_t) {
+      if (taken) return Admission::Verdict::kNoRoom;
+      taken = true;
+      return Admission::Verdict::kTaken;
+    });
+  }
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(admission.Arrive(Make(id++, 1000), forecast, now_).ok()) << i;
+  EXPECT_TRUE(admission.Arrive(Make(id++, 1000), forecast, now_).ok());
+  EXPECT_EQ(ReasonOf(admission.Arrive(Make(id++, 1000), forecast, now_)), "PREDICTED_TTFT");
+}
+
+}  // namespace
+}  // namespace baton::router
