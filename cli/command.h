@@ -27,6 +27,8 @@ void AddUp(CLI::App* app, Invocation* invocation);
 void AddComplete(CLI::App* app, Invocation* invocation);
 void AddChat(CLI::App* app, Invocation* invocation);
 void AddStatus(CLI::App* app, Invocation* invocation);
+void AddScale(CLI::App* app, Invocation* invocation);
+void AddDrain(CLI::App* app, Invocation* invocation);
 void AddBench(CLI::App* app, Invocation* invocation);
 void AddDoctor(CLI::App* app, Invocation* invocation);
 void AddConfig(CLI::App* app, Invocation* invocation);

@@ -87,6 +87,8 @@ int Main(int argc, char** argv) {
   AddComplete(&app, &invocation);
   AddChat(&app, &invocation);
   AddStatus(&app, &invocation);
+  AddScale(&app, &invocation);
+  AddDrain(&app, &invocation);
   AddBench(&app, &invocation);
   AddDoctor(&app, &invocation);
   AddInspect(&app, &invocation);

@@ -26,6 +26,8 @@ class RestartPolicy {
     return std::min(absl::Seconds(4), absl::Milliseconds(250) * (1 << doublings));
   }
 
+  bool any() const { return !deaths_.empty(); }
+
  private:
   std::deque<absl::Time> deaths_;
 };

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -63,6 +64,9 @@ int Supervisor::Run() {
         if (fd >= 0) fds.push_back({fd, POLLIN, 0});
       }
     }
+    if (control_ != nullptr) {
+      for (const int fd : control_->fds()) fds.push_back({fd, POLLIN, 0});
+    }
     ::poll(fds.data(), fds.size(), static_cast<int>(absl::ToInt64Milliseconds(UntilNextTimer(absl::Now()))) + 1);
     HandleSignals();
     for (Process& p : processes_) {
@@ -70,7 +74,68 @@ int Supervisor::Run() {
       if (p.child && p.child->Ended()) HandleEnd(&p);
     }
     HandleTimers();
+    ForgetLeft();
+    if (control_ != nullptr && !stopping()) {
+      control_->Serve([this](const nlohmann::json& request) { return HandleControl(request); });
+    }
   }
+}
+
+void Supervisor::OpenControl() {
+  if (!options_.make_worker) return;
+  absl::StatusOr<std::string> path = ControlSocketPath(processes_[0].address);
+  absl::StatusOr<std::unique_ptr<ControlServer>> server =
+      path.ok() ? ControlServer::Listen(*path) : absl::StatusOr<std::unique_ptr<ControlServer>>(path.status());
+  if (server.ok()) {
+    control_ = *std::move(server);
+  } else {
+    Say(absl::StrCat(out_.Paint(Style::kYellow, "warning:"), " `baton scale` will not work: ",
+                     server.status().message()));
+  }
+}
+
+nlohmann::json Supervisor::HandleControl(const nlohmann::json& request) {
+  const auto scale = request.is_object() ? request.find("scale") : request.end();
+  if (!request.is_object() || scale == request.end() || !scale->is_object()) return {{"error", "not understood"}};
+  for (const auto& [role, count] : scale->items()) {
+    if ((role != "prefill" && role != "decode") || !count.is_number_integer() || count < 1 || count > 64) {
+      return {{"error", "sizes are prefill and decode, each from 1 to 64"}};
+    }
+  }
+  for (const auto& [role, count] : scale->items()) Scale(role, count.get<int>());
+  return {{"ok", true}};
+}
+
+void Supervisor::Scale(const std::string& role, int count) {
+  std::vector<size_t> of_role;  // ascending numbers
+  std::set<std::string> names;
+  for (size_t i = 0; i < processes_.size(); ++i) {
+    names.insert(processes_[i].spec.name);  // one that leaves still has its name
+    if (processes_[i].spec.role == role && !processes_[i].leaving) of_role.push_back(i);
+  }
+  const int have = static_cast<int>(of_role.size());
+  if (have != count) Say(absl::StrCat("scaling ", role, " from ", have, " to ", count));
+  for (int i = have - 1; i >= count; --i) {
+    Process& process = processes_[of_role[static_cast<size_t>(i)]];
+    process.leaving = true;
+    process.restart_at = absl::InfiniteFuture();
+    if (process.child) process.child->Signal(SIGTERM);
+  }
+  int number = 0;
+  for (int i = have; i < count; ++i) {
+    ProcessSpec spec = options_.make_worker(role, number);
+    while (names.count(spec.name) > 0) spec = options_.make_worker(role, ++number);
+    names.insert(spec.name);
+    Process process;
+    process.progress.name = spec.name;
+    process.spec = std::move(spec);
+    processes_.push_back(std::move(process));
+    StartProcess(&processes_.back());
+  }
+}
+
+void Supervisor::ForgetLeft() {
+  std::erase_if(processes_, [](const Process& p) { return p.leaving && !p.child; });
 }
 
 void Supervisor::StartProcess(Process* process) {
@@ -125,6 +190,9 @@ void Supervisor::HandleEvent(Process* process, const nlohmann::json& event) {
     if (is_router) Serving(process);
   } else if (kind == "registered") {
     if (!is_router) Serving(process);
+  } else if (kind == "draining") {
+    // By `baton drain`: it is not to come back.
+    if (!is_router && phase_ == Phase::kServing && process->failure.empty()) process->leaving = true;
   } else if (kind == "refused" || kind == "failed") {
     process->failure = Text(event, "reason");
     if (kind == "refused" && phase_ == Phase::kLoading) {
@@ -142,7 +210,10 @@ void Supervisor::Serving(Process* process) {
   const bool again = process->state != State::kServing && phase_ == Phase::kServing;
   process->state = State::kServing;
   process->progress.ready = true;
-  if (again) Say(absl::StrCat(process->spec.name, " serves again (pid ", process->child->pid(), ")"));
+  if (again) {
+    Say(absl::StrCat(process->spec.name, process->restarts.any() ? " serves again" : " serves", " (pid ",
+                     process->child->pid(), ")"));
+  }
   if (phase_ != Phase::kLoading) return;
   if (process == &processes_[0]) {
     for (size_t i = 1; i < processes_.size() && phase_ == Phase::kLoading; ++i) {
@@ -157,6 +228,7 @@ void Supervisor::Serving(Process* process) {
 void Supervisor::AnnounceReady() {
   ShowProgress(/*force=*/true);
   phase_ = Phase::kServing;
+  OpenControl();
   const Process& router = processes_[0];
   std::string next = "baton complete \"Hello\"";
   if (router.address != "127.0.0.1:50051")
@@ -210,6 +282,12 @@ void Supervisor::HandleEnd(Process* process) {
     process->child.reset();
     Abort(absl::UnavailableError(absl::StrCat(process->spec.name, " did not start: ", reason)),
           "fix what it says, then run `baton up` again (--log-level debug tells more)");
+    return;
+  }
+  if (process->leaving) {
+    Say(absl::StrCat(process->spec.name, process->child->EndedWell() ? " has left" : " has left, not cleanly: ",
+                     process->child->EndedWell() ? "" : Printable(reason)));
+    process->child.reset();
     return;
   }
   Say(absl::StrCat(out_.Paint(Style::kRed, before == State::kServing ? "died:" : "did not start:"), " ",

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cli/child_process.h"
+#include "cli/control_socket.h"
 #include "cli/loading_progress.h"
 #include "cli/output.h"
 #include "cli/restart_policy.h"
@@ -34,6 +35,8 @@ struct ProcessSpec {
 struct SupervisorOptions {
   std::string model;  // for messages
   absl::Duration drain_timeout = absl::Seconds(30);
+  // One more worker of a role, by its number; null: the cluster keeps its size.
+  std::function<ProcessSpec(const std::string& role, int number)> make_worker;
 };
 
 class Supervisor {
@@ -58,6 +61,7 @@ class Supervisor {
     ProcessProgress progress;
     std::string address;  // gRPC, once ready
     std::string http;
+    bool leaving = false;  // asked to stop because the cluster shrinks
     bool ready = false;   // it said so; a worker serves when it is registered, too
     std::string failure;  // its own words, from a failed or refused event
     std::deque<std::string> stderr_tail;
@@ -71,6 +75,11 @@ class Supervisor {
   void HandleDeathWhileServing(Process* process);
   void HandleSignals();
   void HandleTimers();
+  void OpenControl();
+  nlohmann::json HandleControl(const nlohmann::json& request);
+  // To `count` workers of a role: starts some, or lets those with the highest numbers finish and stop.
+  void Scale(const std::string& role, int count);
+  void ForgetLeft();
   void Serving(Process* process);
   void AnnounceReady();
   // Ends everything in the background of the loop; the first call's exit code counts.
@@ -89,6 +98,7 @@ class Supervisor {
   Phase phase_ = Phase::kLoading;
   int exit_code_ = 0;
   bool gentle_ = false;  // the drain lets running requests end
+  std::unique_ptr<ControlServer> control_;
   int signal_fd_ = -1;
   int interrupts_ = 0;
   sigset_t saved_mask_;

@@ -106,8 +106,13 @@ absl::StatusOr<Programs> FindPrograms(const std::string& bin_dir, const std::str
   return programs;
 }
 
+struct Specs {
+  std::vector<ProcessSpec> first;  // the router, then the workers
+  std::function<ProcessSpec(const std::string& role, int number)> make_worker;
+};
+
 // Command lines of all processes. `key` is the cluster key's path.
-std::vector<ProcessSpec> MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std::string& key) {
+Specs MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std::string& key) {
   const v1::Config& config = loaded.config;
   // Said for each process by itself, or about `up` alone.
   std::vector<std::string> common = FlagsFor(loaded, {"listen", "http", "name", "router", "threads", "prefill",
@@ -115,8 +120,8 @@ std::vector<ProcessSpec> MakeSpecs(const LoadedConfig& loaded, const Programs& p
   common.push_back(absl::StrCat("--cluster-key-file=", key));
   const bool level_set = loaded.origins.count("log_level") > 0 && loaded.origins.at("log_level") != "default";
   common.push_back(absl::StrCat("--log-level=", level_set ? config.log_level() : "warn"));
-  std::vector<ProcessSpec> specs;
-  specs.push_back({"router", "router", [=](const std::string& listened, const std::string& http) {
+  Specs specs;
+  specs.first.push_back({"router", "router", [=](const std::string& listened, const std::string& http) {
                      std::vector<std::string> argv = {programs.router};
                      argv.insert(argv.end(), common.begin(), common.end());
                      argv.push_back(absl::StrCat("--listen=", listened.empty() ? config.listen() : listened));
@@ -125,11 +130,10 @@ std::vector<ProcessSpec> MakeSpecs(const LoadedConfig& loaded, const Programs& p
                    }});
   const int workers = static_cast<int>(config.prefill() + config.decode());
   const uint32_t threads = config.has_threads() ? config.threads() : std::max(1, AvailableCores() / workers);
-  auto add = [&](const char* role, uint32_t count, const std::string& program) {
-    for (uint32_t i = 0; i < count; ++i) {
-      const std::string name = absl::StrCat(role, "-", i);
-      specs.push_back({name, role, [=](const std::string& router, const std::string&) {
-                         std::vector<std::string> argv = {program};
+  specs.make_worker = [=](const std::string& role, int number) {
+    const std::string name = absl::StrCat(role, "-", number);
+    return ProcessSpec{name, role, [=](const std::string& router, const std::string&) {
+                         std::vector<std::string> argv = {role == "prefill" ? programs.prefill : programs.decode};
                          argv.insert(argv.end(), common.begin(), common.end());
                          argv.push_back(absl::StrCat("--name=", name));
                          argv.push_back(absl::StrCat("--router=", router));
@@ -137,11 +141,10 @@ std::vector<ProcessSpec> MakeSpecs(const LoadedConfig& loaded, const Programs& p
                          argv.push_back("--http=127.0.0.1:0");
                          argv.push_back(absl::StrCat("--threads=", threads));
                          return argv;
-                       }});
-    }
+                       }};
   };
-  add("prefill", config.prefill(), programs.prefill);
-  add("decode", config.decode(), programs.decode);
+  for (uint32_t i = 0; i < config.prefill(); ++i) specs.first.push_back(specs.make_worker("prefill", static_cast<int>(i)));
+  for (uint32_t i = 0; i < config.decode(); ++i) specs.first.push_back(specs.make_worker("decode", static_cast<int>(i)));
   return specs;
 }
 
@@ -187,7 +190,9 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
   SupervisorOptions options;
   options.model = fs::path(config.model()).filename().string();
   options.drain_timeout = absl::Milliseconds(config.drain_timeout_ms());
-  Supervisor supervisor(MakeSpecs(*loaded, *programs, key_path), options, out);
+  Specs specs = MakeSpecs(*loaded, *programs, key_path);
+  options.make_worker = std::move(specs.make_worker);
+  Supervisor supervisor(std::move(specs.first), options, out);
   return supervisor.Run();
 }
 

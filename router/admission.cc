@@ -9,8 +9,11 @@
 namespace baton::router {
 namespace {
 
-constexpr absl::Duration kWindow = absl::Milliseconds(500);
-constexpr absl::Duration kMeasureLives = absl::Seconds(5);
+constexpr absl::Duration kWindow = absl::Seconds(4);            // of busy time
+constexpr absl::Duration kMinWindow = absl::Milliseconds(300);
+constexpr absl::Duration kForgetAfter = absl::Seconds(10);      // without a queue
+// What is promised must hold although the forecast is a mean.
+constexpr double kMargin = 1.1;
 constexpr absl::Duration kMinRetry = absl::Milliseconds(100);
 constexpr absl::Duration kMaxRetry = absl::Seconds(60);
 
@@ -88,8 +91,9 @@ absl::Duration Admission::WaitBefore(const Key& key, const Forecast& forecast, a
     if (other >= key) break;
     ahead += waiter.applicant.prompt_tokens;
   }
-  const bool fresh = now - measured_at_ < kMeasureLives;
-  const double rate = fresh && measured_ > 0 ? measured_ : forecast.tokens_per_second;
+  const double measured = MeasuredRate(now);
+  double rate = forecast.tokens_per_second;
+  if (measured > 0 && (rate <= 0 || measured < rate)) rate = measured;
   if (ahead == 0 || rate <= 0) return absl::ZeroDuration();
   return absl::Seconds(static_cast<double>(ahead) / rate);
 }
@@ -101,7 +105,7 @@ absl::Status Admission::CheckForecast(const Applicant& a, const Forecast& foreca
                                " ms, and ", Ms(promised.itl), " ms are promised"),
                   "PREDICTED_ITL", absl::Seconds(1));
   }
-  const absl::Duration ttft = WaitBefore(KeyOf(a), forecast, now) + forecast.ttft;
+  const absl::Duration ttft = kMargin * (WaitBefore(KeyOf(a), forecast, now) + forecast.ttft);
   const absl::Duration left = std::min(promised.ttft, a.deadline - a.arrival) - (now - a.arrival);
   if (ttft > left) {
     return Refuse(absl::StrCat("the first token would take about ", Ms(ttft), " ms, and ", Ms(left),
@@ -135,10 +139,7 @@ void Admission::WaitAgain(const Applicant& applicant, absl::Time now) { Enqueue(
 void Admission::Enqueue(const Applicant& a, bool first, absl::Time now) {
   Admitted& admitted = admitted_[a.id];
   if (admitted.waiting) return;
-  if (queue_.empty()) {
-    window_start_ = now;
-    window_tokens_ = 0;
-  }
+  AdvanceBusy(now);
   admitted = {a.tenant, KeyOf(a), true};
   queue_.emplace(admitted.key, Waiter{a, now, first});
   queued_tokens_ += a.prompt_tokens;
@@ -161,27 +162,45 @@ void Admission::Leave(uint64_t id) {
   admitted_.erase(it);
 }
 
-void Admission::NoteTaken(uint64_t tokens, absl::Time now) {
-  window_tokens_ += tokens;
-  const absl::Duration length = now - window_start_;
-  if (length < kWindow) return;
-  const double rate = static_cast<double>(window_tokens_) / absl::ToDoubleSeconds(length);
-  measured_ = now - measured_at_ < kMeasureLives ? 0.5 * (measured_ + rate) : rate;
-  measured_at_ = now;
-  window_start_ = now;
-  window_tokens_ = 0;
+void Admission::AdvanceBusy(absl::Time now) {
+  if (now - last_ > kForgetAfter) {
+    takings_.clear();
+    taken_ = 0;
+    busy_since_ = busy_;
+  } else if (!queue_.empty()) {
+    busy_ += now - last_;
+  }
+  last_ = now;
+  while (!takings_.empty() && takings_.front().at < busy_ - kWindow) {
+    taken_ -= takings_.front().tokens;
+    takings_.pop_front();
+  }
+}
+
+double Admission::MeasuredRate(absl::Time now) const {
+  const absl::Duration now_busy = busy_ + (queue_.empty() ? absl::ZeroDuration() : now - last_);
+  const absl::Duration window = std::min(now_busy - busy_since_, kWindow);
+  if (window < kMinWindow) return 0;
+  // At least one request a window: so a queue that stands still is a slow one, not one that nothing is known of.
+  return static_cast<double>(std::max<uint64_t>(taken_, 1)) / absl::ToDoubleSeconds(window);
 }
 
 void Admission::Offer(absl::Time now, absl::FunctionRef<Verdict(uint64_t id)> place) {
+  AdvanceBusy(now);
   int overtaken = 0;
   for (auto it = queue_.begin(); it != queue_.end();) {
     const Waiter& waiter = it->second;
     const Key key = it->first;
     const uint64_t id = waiter.applicant.id, tokens = waiter.applicant.prompt_tokens;
     const bool overtakable = now - waiter.since < kOvertakeFor;
+    const bool waited = now - waiter.since > absl::Milliseconds(1);
     if (place(id) == Verdict::kTaken) {
+      // Who did not wait says nothing of how fast the queue moves.
+      if (waited) {
+        takings_.push_back({busy_, tokens});
+        taken_ += tokens;
+      }
       Dequeue(&admitted_.at(id));
-      NoteTaken(tokens, now);
     } else if (!overtakable || ++overtaken > kOvertakers) {
       return;
     }

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -125,7 +126,9 @@ class Admission {
   // Until the queue before `key` is worked off.
   absl::Duration WaitBefore(const Key& key, const Forecast& forecast, absl::Time now) const;
   absl::Status CheckForecast(const Applicant& applicant, const Forecast& forecast, absl::Time now) const;
-  void NoteTaken(uint64_t tokens, absl::Time now);
+  // Tokens a second that leave the queue while something waits, over the last seconds of such time; 0: not known.
+  double MeasuredRate(absl::Time now) const;
+  void AdvanceBusy(absl::Time now);
 
   const AdmissionOptions options_;
   std::map<Key, Waiter> queue_;
@@ -134,11 +137,16 @@ class Admission {
   uint64_t queued_tokens_ = 0;
   std::array<size_t, kNumPriorities> queued_of_{};
 
-  // How fast the queue really moves, measured while it is not empty.
-  absl::Time window_start_ = absl::InfinitePast();
-  uint64_t window_tokens_ = 0;
-  double measured_ = 0;  // tokens a second; 0: not measured lately
-  absl::Time measured_at_ = absl::InfinitePast();
+  // How fast the queue really moves: takings by busy time, which passes only while something waits.
+  struct Taking {
+    absl::Duration at;
+    uint64_t tokens;
+  };
+  std::deque<Taking> takings_;
+  uint64_t taken_ = 0;  // the sum of takings_
+  absl::Duration busy_;
+  absl::Duration busy_since_;  // takings before are not known
+  absl::Time last_ = absl::InfinitePast();
 };
 
 }  // namespace baton::router

@@ -218,9 +218,9 @@ std::map<std::string, ClusterView::Worker>::iterator ClusterView::Erase(std::map
   return workers_.erase(it);
 }
 
-WorkerSnapshot* ClusterView::FindRow(const WorkerId& id) {
-  const Worker* worker = Find(id);
-  return worker == nullptr ? nullptr : &rows_[worker->row];
+void ClusterView::UpdatePending(const Worker& worker) {
+  rows_[worker.row].pending_tokens = std::min(worker.own_tokens + worker.other_tokens,
+                                              worker.reported_tokens + worker.since_tokens);
 }
 
 ClusterView::Worker* ClusterView::Find(const WorkerId& id) {
@@ -248,7 +248,10 @@ absl::Status ClusterView::Heartbeat(const v1::HeartbeatRequest& request, uint64_
   row.state = request.draining() ? WorkerState::kDraining : WorkerState::kReady;
   row.suspect = false;
   row.sequences = load.running() + load.waiting();
-  row.pending_tokens = std::max(load.pending_tokens(), load.waiting_tokens());
+  worker->reported_tokens = std::max(load.pending_tokens(), load.waiting_tokens());
+  worker->since_tokens = 0;
+  worker->other_tokens = worker->reported_tokens - std::min(worker->reported_tokens, worker->own_tokens);
+  UpdatePending(*worker);
   row.context_tokens = load.context_tokens();
   row.block_bytes = load.ledger().block_bytes();
   row.free_blocks = load.has_ledger() ? load.ledger().free() + load.ledger().cached() : row.total_blocks;
@@ -333,10 +336,13 @@ std::optional<uint32_t> ClusterView::MaxContext() const {
 
 void ClusterView::AddInFlight(const WorkerId& id, const InFlightWork& work) {
   MutexLock lock(&mu_);
-  WorkerSnapshot* row = FindRow(id);
-  if (row == nullptr) return;
+  Worker* worker = Find(id);
+  if (worker == nullptr) return;
+  worker->own_tokens += work.tokens;
+  worker->since_tokens += work.tokens;
+  UpdatePending(*worker);
+  WorkerSnapshot* row = &rows_[worker->row];
   ++row->in_flight;
-  row->pending_tokens += work.tokens;
   row->sequences += work.sequences;
   row->promised_blocks += work.blocks;
   row->free_blocks -= std::min(row->free_blocks, work.blocks);
@@ -344,10 +350,13 @@ void ClusterView::AddInFlight(const WorkerId& id, const InFlightWork& work) {
 
 void ClusterView::RemoveInFlight(const WorkerId& id, const InFlightWork& work) {
   MutexLock lock(&mu_);
-  WorkerSnapshot* row = FindRow(id);
-  if (row == nullptr || row->in_flight == 0) return;
+  Worker* worker = Find(id);
+  if (worker == nullptr) return;
+  WorkerSnapshot* row = &rows_[worker->row];
+  if (row->in_flight == 0) return;
+  worker->own_tokens -= std::min(worker->own_tokens, work.tokens);
+  UpdatePending(*worker);
   --row->in_flight;
-  row->pending_tokens -= std::min(row->pending_tokens, work.tokens);
   row->sequences -= std::min(row->sequences, work.sequences);
   row->promised_blocks -= std::min(row->promised_blocks, work.blocks);
   row->free_blocks = std::min(row->free_blocks + work.blocks, row->total_blocks);
@@ -355,7 +364,7 @@ void ClusterView::RemoveInFlight(const WorkerId& id, const InFlightWork& work) {
 
 void ClusterView::ExpectPrefixes(const WorkerId& id, std::span<const uint64_t> names) {
   MutexLock lock(&mu_);
-  if (const WorkerSnapshot* row = FindRow(id)) prefixes_.Expect(row->slot, names, clock_->Now());
+  if (const Worker* worker = Find(id)) prefixes_.Expect(rows_[worker->row].slot, names, clock_->Now());
 }
 
 void ClusterView::ReportUnreachable(const WorkerId& id) {

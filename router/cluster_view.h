@@ -141,6 +141,12 @@ class ClusterView {
     absl::Time last_heard;
     absl::Time suspect_until;
     absl::Duration suspect_for;
+    // Tokens to be computed. This router's own go when they are done, not while they are being computed; the report has
+    // that, and is old. The smaller of the two is the better bound.
+    uint64_t reported_tokens = 0;
+    uint64_t since_tokens = 0;   // sent since the report
+    uint64_t own_tokens = 0;
+    uint64_t other_tokens = 0;  // of other routers, as of the report
   };
 
   absl::Status RegisterLocked(const v1::WorkerInfo& info, std::vector<std::pair<WorkerId, std::string>>* gone)
@@ -149,10 +155,10 @@ class ClusterView {
   // Any live worker but `except_name` (all live ones are equal in what is compared); null without one.
   const Worker* Reference(absl::string_view except_name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Worker* Find(const WorkerId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  WorkerSnapshot* FindRow(const WorkerId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   WorkerState StateOf(const Worker& worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return rows_[worker.row].state;
   }
+  void UpdatePending(const Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A fresh incarnation in `worker`, which has a row.
   void Restart(Worker* worker, const v1::WorkerInfo& info) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::map<std::string, Worker>::iterator Erase(std::map<std::string, Worker>::iterator it)

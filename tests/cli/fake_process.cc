@@ -83,6 +83,7 @@ int main(int argc, char** argv) {
     }
   }
   while (g_stop == 0) ::usleep(5000);
+  Event(R"({"event":"draining"})");
   Record("drains", name, name + " " + std::to_string(::getpid()) + "\n");
   Event(R"({"event":"stopped"})");
   return 0;

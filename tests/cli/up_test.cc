@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "cli/control_socket.h"
 #include "tests/cli/run_baton.h"
 
 namespace baton::cli {
@@ -102,6 +103,45 @@ TEST_F(UpTest, SaysReadyOnceWithEveryAddress) {
   EXPECT_EQ(r.exit_code, 130);
   EXPECT_EQ(r.out.find('\n'), r.out.size() - 1) << "stdout has more than one line: " << r.out;
   EXPECT_TRUE(AllGone());
+}
+
+TEST_F(UpTest, ScalesBothWays) {
+  Start({"--prefill", "1", "--decode", "2"});
+  const Json ready = Ready();
+  // As the command does.
+  ::setenv("XDG_RUNTIME_DIR", dir_.c_str(), 1);
+  const auto path = ControlSocketPath(ready["listen"].get<std::string>());
+  ASSERT_TRUE(path.ok()) << path.status();
+  auto answer = CallControl(*path, {{"scale", {{"prefill", 3}, {"decode", 1}}}}, absl::Seconds(30));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(*answer, Json({{"ok", true}}));
+  EXPECT_TRUE(up_->WaitForOutput("prefill-2 serves", kPatience)) << up_->Stderr();
+  EXPECT_TRUE(up_->WaitForOutput("decode-1 has left", kPatience)) << up_->Stderr();
+  EXPECT_NE(ReadFileOrEmpty(dir_ + "/drains").find("decode-1"), std::string::npos);
+  // A number that left is free again.
+  answer = CallControl(*path, {{"scale", {{"decode", 2}}}}, absl::Seconds(30));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(up_->WaitForOutput("decode-1 serves", kPatience)) << up_->Stderr();
+  for (const Json& wrong : {Json({{"scale", {{"decode", 0}}}}), Json({{"scale", {{"router", 2}}}}), Json("x"), Json::array()}) {
+    answer = CallControl(*path, wrong, absl::Seconds(30));
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_TRUE(answer->contains("error")) << wrong;
+  }
+  up_->Signal(SIGTERM);
+  EXPECT_EQ(up_->Wait(kPatience).exit_code, 0);
+  EXPECT_TRUE(AllGone());
+  EXPECT_EQ(CallControl(*path, {{"scale", {{"decode", 2}}}}, absl::Seconds(1)).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(UpTest, AWorkerThatWasDrainedStaysAway) {
+  Start({"--prefill", "1", "--decode", "2"});
+  const Json ready = Ready();
+  ASSERT_EQ(::kill(ready["workers"][2]["pid"].get<pid_t>(), SIGTERM), 0);  // its answer is the event "draining"
+  EXPECT_TRUE(up_->WaitForOutput("decode-1 has left", kPatience)) << up_->Stderr();
+  EXPECT_EQ(up_->Stderr().find("starting decode-1 again"), std::string::npos);
+  up_->Signal(SIGTERM);
+  EXPECT_EQ(up_->Wait(kPatience).exit_code, 0);
 }
 
 TEST_F(UpTest, TheKeyIsPrivateAndRemoved) {

@@ -1,7 +1,10 @@
 #include "tests/e2e/cluster.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -79,12 +82,26 @@ Cluster::~Cluster() {
 absl::StatusOr<WorkerProcess*> Cluster::AddWorker(const std::string& role, std::vector<std::string> flags) {
   auto worker = std::make_unique<WorkerProcess>();
   worker->name = absl::StrCat(role, "-", workers_.size());
+  worker->role = role;
+  worker->flags = std::move(flags);
+  if (absl::Status s = StartProcess(worker.get()); !s.ok()) return s;
+  workers_.push_back(std::move(worker));
+  return workers_.back().get();
+}
+
+absl::Status Cluster::Restart(WorkerProcess& worker) {
+  worker.process.reset();
+  return StartProcess(&worker);
+}
+
+absl::Status Cluster::StartProcess(WorkerProcess* worker) {
+  const std::string program = absl::StrCat(worker->role, "_worker");
   auto process = Process::Start(
-      Concat(Concat({absl::StrCat(role, "_worker/", role, "_worker"), absl::StrCat("--model=", options_.model),
+      Concat(Concat({absl::StrCat(program, "/", program), absl::StrCat("--model=", options_.model),
                      absl::StrCat("--router=", router_address_), absl::StrCat("--name=", worker->name), "--threads=1",
                      "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--cluster-key-file=", dir_, "/key")},
                     options_.flags),
-             flags));
+             worker->flags));
   if (!process.ok()) return process.status();
   worker->process = *std::move(process);
   auto ready = worker->process->WaitEvent("ready", kStartTimeout);
@@ -92,8 +109,52 @@ absl::StatusOr<WorkerProcess*> Cluster::AddWorker(const std::string& role, std::
   worker->address = ready->value("listen", "");
   worker->http = ready->value("http", "");
   worker->stub = v1::Worker::NewStub(grpc::CreateChannel(worker->address, grpc::InsecureChannelCredentials()));
-  workers_.push_back(std::move(worker));
-  return workers_.back().get();
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::WaitReady(absl::Duration timeout) {
+  const absl::Time until = absl::Now() + timeout;
+  std::string missing;
+  do {
+    auto status = Status();
+    if (!status.ok()) return status.status();
+    missing.clear();
+    for (auto& worker : workers_) {
+      bool ready = false;
+      for (const auto& w : status->workers()) {
+        ready |= w.info().name() == worker->name && w.info().address() == worker->address && w.state() == "ready";
+      }
+      if (!ready) absl::StrAppend(&missing, worker->name, " ");
+    }
+    if (missing.empty()) return absl::OkStatus();
+    absl::SleepFor(absl::Milliseconds(10));
+  } while (absl::Now() < until);
+  return absl::DeadlineExceededError(absl::StrCat("not ready: ", missing));
+}
+
+double Cluster::Metric(const std::string& http, const std::string& name) {
+  const size_t colon = http.rfind(':');
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(std::stoi(http.substr(colon + 1))));
+  inet_pton(AF_INET, http.substr(0, colon).c_str(), &address.sin_addr);
+  std::string text;
+  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+    const std::string request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    (void)!::send(fd, request.data(), request.size(), MSG_NOSIGNAL);
+    char buffer[4096];
+    for (ssize_t got; (got = ::recv(fd, buffer, sizeof(buffer), 0)) > 0;) text.append(buffer, static_cast<size_t>(got));
+  }
+  ::close(fd);
+  double sum = 0;
+  for (size_t at = 0; (at = text.find(absl::StrCat("\n", name), at)) != std::string::npos;) {
+    at += 1 + name.size();
+    if (text[at] != '{' && text[at] != ' ') continue;
+    const size_t end = text.find('\n', at);
+    sum += atof(text.substr(text.rfind(' ', end) + 1).c_str());
+  }
+  return sum;
 }
 
 Generation Cluster::Generate(const v1::GenerateRequest& request, absl::Duration timeout,

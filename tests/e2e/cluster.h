@@ -29,6 +29,8 @@ struct ClusterOptions {
 
 struct WorkerProcess {
   std::string name;
+  std::string role;
+  std::vector<std::string> flags;
   std::string address;  // gRPC
   std::string http;
   std::unique_ptr<Process> process;
@@ -59,6 +61,14 @@ class Cluster {
   // Starts one more worker; `role` is "prefill" or "decode".
   absl::StatusOr<WorkerProcess*> AddWorker(const std::string& role, std::vector<std::string> flags = {});
 
+  // A new process in place of one that ended or is being killed: the same name, a new incarnation. Returns once it says
+  // that it is ready.
+  absl::Status Restart(WorkerProcess& worker);
+  // Until the router has every worker ready that is in workers().
+  absl::Status WaitReady(absl::Duration timeout);
+  // The sum over all labels of a metric at an HTTP address; 0 when there is none.
+  double Metric(const std::string& http, const std::string& name);
+
   // `on_event` may cancel the context.
   Generation Generate(const v1::GenerateRequest& request, absl::Duration timeout = absl::Seconds(60),
                       const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event = {});
@@ -78,6 +88,7 @@ class Cluster {
 
  private:
   Cluster() = default;
+  absl::Status StartProcess(WorkerProcess* worker);
   ClusterOptions options_;
   std::string dir_;
   std::string router_address_, router_http_;

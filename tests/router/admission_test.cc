@@ -70,12 +70,12 @@ TEST_F(AdmissionTest, WhatWouldMissItsPromiseIsRefusedOnArrival) {
   options_.promises[static_cast<size_t>(Priority::kStandard)] = {absl::Seconds(2), absl::Milliseconds(50)};
   Admission admission(options_);
   const Forecast calm{absl::Milliseconds(500), absl::Milliseconds(10), 1000};
-  ASSERT_TRUE(admission.Arrive(Make(1, 1500), calm, now_).ok());
-  // 1.5 s of work wait, and its own half second.
-  ASSERT_TRUE(admission.Arrive(Make(2, 100), calm, now_).ok());
+  ASSERT_TRUE(admission.Arrive(Make(1, 1200), calm, now_).ok());
+  // 1.2 s of work wait, and its own half second, and a tenth more for the forecast's error.
+  ASSERT_TRUE(admission.Arrive(Make(2, 200), calm, now_).ok());
   const absl::Status late = admission.Arrive(Make(3, 100), calm, now_);
   EXPECT_EQ(ReasonOf(late), "PREDICTED_TTFT");
-  EXPECT_THAT(std::string(late.message()), HasSubstr("2100 ms, and 2000 ms are promised"));
+  EXPECT_THAT(std::string(late.message()), HasSubstr("2090 ms, and 2000 ms are promised"));
   EXPECT_EQ(RetryAfterOf(late), absl::Milliseconds(100));
   EXPECT_TRUE(admission.Arrive(Make(4, 100, Priority::kHigh), calm, now_).ok()) << "goes before them";
   EXPECT_TRUE(admission.Arrive(Make(5, 100, Priority::kBatch), calm, now_).ok()) << "was promised nothing";
@@ -91,7 +91,7 @@ TEST_F(AdmissionTest, WhatWouldMissItsDeadlineIsRefusedOnArrival) {
   const absl::Status late = admission.Arrive(a, {absl::Milliseconds(401), {}, 0}, now_);
   EXPECT_EQ(ReasonOf(late), "PREDICTED_TTFT");
   EXPECT_THAT(std::string(late.message()), HasSubstr("left of the deadline"));
-  EXPECT_TRUE(admission.Arrive(a, {absl::Milliseconds(399), {}, 0}, now_).ok());
+  EXPECT_TRUE(admission.Arrive(a, {absl::Milliseconds(360), {}, 0}, now_).ok());
   a.id = 2;
   a.deadline = now_;
   EXPECT_EQ(admission.Arrive(a, {}, now_).code(), absl::StatusCode::kDeadlineExceeded);
@@ -216,7 +216,6 @@ TEST_F(AdmissionTest, HowFastTheQueueMovesIsMeasured) {
     });
   }
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(admission.Arrive(Make(id++, 1000), forecast, now_).ok()) << i;
-  EXPECT_TRUE(admission.Arrive(Make(id++, 1000), forecast, now_).ok());
   EXPECT_EQ(ReasonOf(admission.Arrive(Make(id++, 1000), forecast, now_)), "PREDICTED_TTFT");
 }
 

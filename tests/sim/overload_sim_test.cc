@@ -213,7 +213,8 @@ TEST_P(OverloadSimTest, GoodputHoldsAndComesBack) {
     Print(s.name, times, w, 60);
     EXPECT_GE(w.good / 60.0, 0.9 * peak) << times;
     EXPECT_LE(w.late, 0.02 * w.good) << times;
-    EXPECT_LE(w.refused_slowly, 0.02 * w.refused) << times << ": a refusal comes at once";
+    // A refusal comes at once, but for the first moments of a queue whose speed is not known yet.
+    EXPECT_LE(w.refused_slowly, 0.03 * w.refused) << times;
     // Back to a load that fits: after 5 s as if nothing had been.
     simulation.Run(s.capacity * 0.5, 5);
     const Window calm = simulation.Run(s.capacity * 0.5, 20);
