@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/mutex.h"
 #include "tests/e2e/cluster.h"
 #include "tests/e2e/random_requests.h"
 #include "tests/fakes/tiny_gguf.h"
@@ -77,6 +78,11 @@ class Clients {
     while (tokens_ < until && absl::Now() < late) absl::SleepFor(absl::Milliseconds(1));
   }
   int completed() const { return completed_; }
+  // Requests whose last attempt ran there.
+  int ServedBy(const std::string& worker) {
+    MutexLock lock(&mu_);
+    return served_[worker];
+  }
   absl::Duration worst_gap() const { return absl::Microseconds(worst_gap_us_.load()); }
 
  private:
@@ -97,6 +103,9 @@ class Clients {
       const std::string difference = Difference(got, want_[i]);
       EXPECT_EQ(difference, "") << request.request_id() << ", request " << i;
       ++completed_;
+      MutexLock lock(&mu_);
+      ++served_[got.summary.prefill_worker()];
+      ++served_[got.summary.decode_worker()];
     }
   }
   void NoteGap(absl::Duration gap) {
@@ -112,6 +121,8 @@ class Clients {
   std::atomic<bool> stop_{false};
   std::atomic<int64_t> tokens_{0}, worst_gap_us_{0};
   std::atomic<int> completed_{0};
+  Mutex mu_;
+  std::map<std::string, int> served_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_;
 };
 
@@ -190,6 +201,32 @@ TEST_F(WorkerFaultsTest, EveryStreamEqualsTheUndisturbedOne) {
          RouterMetric("baton_request_retries_total"), absl::ToDoubleMilliseconds(clients.worst_gap()));
   EXPECT_GT(clients.completed(), 20);
   EXPECT_GT(RouterMetric("baton_request_retries_total"), 5) << "the faults hit nothing";
+}
+
+TEST_F(WorkerFaultsTest, WorkersComeAndGoWithoutAFailedRequest) {
+  Clients clients(cluster_.get(), requests_, want_, 4);
+  for (int cycle = 0; cycle < 4; ++cycle) {
+    const std::string role = cycle % 2 == 0 ? "decode" : "prefill";
+    const auto added = cluster_->AddWorker(role);
+    ASSERT_TRUE(added.ok()) << added.status();
+    const std::string name = (*added)->name;
+    const absl::Time ready = absl::Now();
+    while (clients.ServedBy(name) == 0 && absl::Now() - ready < absl::Seconds(30)) absl::SleepFor(absl::Milliseconds(5));
+    EXPECT_GT(clients.ServedBy(name), 0) << name << " got no traffic";
+    printf("%s: a request had ended on it %.0f ms after it said ready\n", name.c_str(),
+           absl::ToDoubleMilliseconds(absl::Now() - ready));
+    // The oldest of that role goes.
+    auto& workers = cluster_->workers();
+    const auto oldest = std::find_if(workers.begin(), workers.end(), [&](const auto& w) { return w->role == role; });
+    (*oldest)->process->Signal(SIGTERM);
+    const auto code = (*oldest)->process->WaitExit(absl::Seconds(40));
+    ASSERT_TRUE(code.ok()) << code.status();
+    EXPECT_EQ(*code, 0) << (*oldest)->process->stderr_text();
+    workers.erase(oldest);
+  }
+  clients.Stop();
+  EXPECT_GT(clients.completed(), 10);
+  ExpectQuiet();
 }
 
 TEST_F(WorkerFaultsTest, TheOnlyDecodeWorkersAbsenceIsWaitedFor) {

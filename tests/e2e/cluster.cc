@@ -81,7 +81,7 @@ Cluster::~Cluster() {
 
 absl::StatusOr<WorkerProcess*> Cluster::AddWorker(const std::string& role, std::vector<std::string> flags) {
   auto worker = std::make_unique<WorkerProcess>();
-  worker->name = absl::StrCat(role, "-", workers_.size());
+  worker->name = absl::StrCat(role, "-", next_worker_++);
   worker->role = role;
   worker->flags = std::move(flags);
   if (absl::Status s = StartProcess(worker.get()); !s.ok()) return s;

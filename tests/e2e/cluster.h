@@ -90,6 +90,7 @@ class Cluster {
   Cluster() = default;
   absl::Status StartProcess(WorkerProcess* worker);
   ClusterOptions options_;
+  int next_worker_ = 0;
   std::string dir_;
   std::string router_address_, router_http_;
   std::unique_ptr<Process> router_;

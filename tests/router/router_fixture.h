@@ -56,6 +56,9 @@ class RouterFixture : public ::testing::Test {
     config_.set_listen("127.0.0.1:0");
     config_.set_http("127.0.0.1:0");
     config_.set_max_queue(100);
+    config_.set_max_queue_tokens(1 << 20);
+    config_.set_queue_timeout_ms(20000);
+    config_.set_prefill_backlog_tokens(4096);
     config_.set_heartbeat_ms(500);
     config_.set_worker_timeout_ms(60000);  // tests that lose workers say so
     config_.set_drain_timeout_ms(20000);
