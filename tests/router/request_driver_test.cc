@@ -16,8 +16,11 @@ TEST(RequestDriverTest, ADeadlineThatPassesBeforeTheTableHasTheRequestLeavesNoth
   Metrics metrics;
   RouterMetrics router_metrics(&metrics, "tiny", "fingerprint");
   RequestTable table(10);
+  ClusterView view({}, Clock::Real(), [](const WorkerId&, const std::string&) {});
+  Placement placement(&view, Clock::Real(), PlacementOptions{});
   DriverContext context;
   context.table = &table;
+  context.placement = &placement;
   context.metrics = &router_metrics;
   context.clock = Clock::Real();
   std::shared_ptr<RequestDriver> driver = RequestDriver::Create(&context, "a", absl::Now() - absl::Seconds(1));
