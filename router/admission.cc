@@ -107,12 +107,15 @@ absl::Status Admission::CheckForecast(const Applicant& a, const Forecast& foreca
   }
   const absl::Duration ttft = kMargin * (WaitBefore(KeyOf(a), forecast, now) + forecast.ttft);
   const absl::Duration left = std::min(promised.ttft, a.deadline - a.arrival) - (now - a.arrival);
-  if (ttft > left) {
-    return Refuse(absl::StrCat("the first token would take about ", Ms(ttft), " ms, and ", Ms(left),
-                               promised.ttft <= a.deadline - a.arrival ? " ms are promised" : " ms are left of the deadline"),
-                  "PREDICTED_TTFT", ttft - left);
+  if (ttft <= left) return absl::OkStatus();
+  const std::string words = absl::StrCat("the first token would take about ", Ms(ttft), " ms, and ", Ms(left));
+  if (promised.ttft <= a.deadline - a.arrival) {
+    return Refuse(absl::StrCat(words, " ms are promised"), "PREDICTED_TTFT", ttft - left);
   }
-  return absl::OkStatus();
+  return WithReason(WithRetryAfter(absl::DeadlineExceededError(absl::StrCat(
+                                       words, " ms are left of the request's deadline; give it more time")),
+                                   std::clamp(ttft - left, kMinRetry, kMaxRetry)),
+                    "PREDICTED_TTFT");
 }
 
 absl::Status Admission::Arrive(const Applicant& a, const Forecast& forecast, absl::Time now) {

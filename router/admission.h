@@ -72,7 +72,7 @@ class Admission {
   explicit Admission(const AdmissionOptions& options) : options_(options) {}
 
   // OK: it waits now. RESOURCE_EXHAUSTED, with RetryInfo and a reason (TENANT_RATE, TENANT_CONCURRENCY, QUEUE_FULL,
-  // PREDICTED_TTFT, PREDICTED_ITL); DEADLINE_EXCEEDED when the deadline has passed already.
+  // PREDICTED_TTFT, PREDICTED_ITL); DEADLINE_EXCEEDED when the deadline has passed, or would before the first token.
   absl::Status Arrive(const Applicant& applicant, const Forecast& forecast, absl::Time now);
   // An admitted one needs workers again.
   void WaitAgain(const Applicant& applicant, absl::Time now);

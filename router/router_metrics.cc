@@ -121,8 +121,9 @@ void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats,
 
 void RouterMetrics::Judged(const absl::Status& status, const RequestStats& stats, const Promise& promise) {
   if (absl::IsCancelled(status) || stats.prompt_tokens == 0) return;
-  if (absl::IsResourceExhausted(status)) {
-    const std::string reason = ReasonOf(status);
+  const std::string reason = ReasonOf(status);
+  const bool refused = absl::IsResourceExhausted(status) || reason == "PREDICTED_TTFT";
+  if (refused) {
     metrics_
         ->Counter("baton_requests_refused_total", "Requests refused for load, by reason",
                   {{"reason", reason.empty() ? "WORKERS_FULL" : reason}})
@@ -141,7 +142,7 @@ void RouterMetrics::Judged(const absl::Status& status, const RequestStats& stats
       ->Counter("baton_goodput_requests_total",
                 "Requests by prompt tokens and by whether they got the latency that was promised (where nothing is "
                 "promised: whether they succeeded)",
-                {{"prompt_tokens", length}, {"outcome", met ? "met" : absl::IsResourceExhausted(status) ? "refused" : "missed"}})
+                {{"prompt_tokens", length}, {"outcome", met ? "met" : refused ? "refused" : "missed"}})
       .Increment();
 }
 

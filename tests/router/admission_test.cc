@@ -89,8 +89,10 @@ TEST_F(AdmissionTest, WhatWouldMissItsDeadlineIsRefusedOnArrival) {
   Applicant a = Make(1);
   a.deadline = now_ + absl::Milliseconds(400);
   const absl::Status late = admission.Arrive(a, {absl::Milliseconds(401), {}, 0}, now_);
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ReasonOf(late), "PREDICTED_TTFT");
-  EXPECT_THAT(std::string(late.message()), HasSubstr("left of the deadline"));
+  EXPECT_TRUE(RetryAfterOf(late).has_value());
+  EXPECT_THAT(std::string(late.message()), HasSubstr("left of the request's deadline"));
   EXPECT_TRUE(admission.Arrive(a, {absl::Milliseconds(360), {}, 0}, now_).ok());
   a.id = 2;
   a.deadline = now_;
