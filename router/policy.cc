@@ -122,6 +122,42 @@ void Decide(std::vector<Scored>* scored, PlacementRule rule, uint64_t seed) {
   scored->resize(shown);
 }
 
+double PrefillUsAt(const StepCost& cost, const WorkerSnapshot& w, uint64_t queue, uint64_t cached, uint64_t tokens) {
+  const double own = static_cast<double>(tokens), ahead = static_cast<double>(queue);
+  if (cost.samples == 0) return (own + ahead) * kUnknownRowUs;
+  const double batch = w.max_batch_tokens > 0 ? w.max_batch_tokens : kUnknownBatch;
+  const double steps = static_cast<double>(static_cast<uint64_t>((own + ahead) / batch)) + 1;
+  // Token i of the prompt attends to i + 1 positions.
+  const double positions = own * (static_cast<double>(cached) + (own + 1) / 2) + ahead * kQueueContext;
+  return cost.fixed_us * steps + cost.per_row_us * (own + ahead) + cost.per_position_us * positions;
+}
+
+double StepUsAt(const StepCost& cost, const WorkerSnapshot& w, uint32_t more, uint64_t tokens) {
+  const double rows = static_cast<double>(w.sequences) + more;
+  if (cost.samples == 0) return rows * kUnknownRowUs;
+  const double positions = static_cast<double>(w.context_tokens) + static_cast<double>(more) * tokens;
+  const double step = cost.fixed_us + cost.per_row_us * rows + cost.per_position_us * positions;
+  // More sequences than a step takes share the steps.
+  const double turns = w.max_sequences > 0 ? std::max(1.0, rows / w.max_sequences) : 1.0;
+  return step * turns;
+}
+
+// What a worker that has not told its cost is taken to take: the mean of those that have.
+StepCost TypicalCost(std::span<const WorkerSnapshot> workers, const std::vector<Scored>& eligible) {
+  StepCost sum;
+  for (const Scored& s : eligible) {
+    const StepCost& cost = workers[s.index].cost;
+    if (cost.samples == 0) continue;
+    sum.fixed_us += cost.fixed_us;
+    sum.per_row_us += cost.per_row_us;
+    sum.per_position_us += cost.per_position_us;
+    ++sum.samples;
+  }
+  if (sum.samples == 0) return sum;
+  const double n = static_cast<double>(sum.samples);
+  return {sum.fixed_us / n, sum.per_row_us / n, sum.per_position_us / n, sum.samples};
+}
+
 uint64_t FreeBlocks(const WorkerSnapshot& w) {
   const uint64_t unpromised = w.total_blocks - std::min(w.total_blocks, w.promised_blocks);
   return std::min(w.free_blocks, unpromised);
@@ -157,24 +193,10 @@ uint64_t PlacementNeed::Blocks(uint32_t block_size) const {
 }
 
 double PrefillUs(const WorkerSnapshot& w, uint64_t queue, uint64_t cached, uint64_t tokens) {
-  const double own = static_cast<double>(tokens), ahead = static_cast<double>(queue);
-  if (w.cost.samples == 0) return (own + ahead) * kUnknownRowUs;
-  const double batch = w.max_batch_tokens > 0 ? w.max_batch_tokens : kUnknownBatch;
-  const double steps = static_cast<double>(static_cast<uint64_t>((own + ahead) / batch)) + 1;
-  // Token i of the prompt attends to i + 1 positions.
-  const double positions = own * (static_cast<double>(cached) + (own + 1) / 2) + ahead * kQueueContext;
-  return w.cost.fixed_us * steps + w.cost.per_row_us * (own + ahead) + w.cost.per_position_us * positions;
+  return PrefillUsAt(w.cost, w, queue, cached, tokens);
 }
 
-double StepUs(const WorkerSnapshot& w, uint32_t more, uint64_t tokens) {
-  const double rows = static_cast<double>(w.sequences) + more;
-  if (w.cost.samples == 0) return rows * kUnknownRowUs;
-  const double positions = static_cast<double>(w.context_tokens) + static_cast<double>(more) * tokens;
-  const double step = w.cost.fixed_us + w.cost.per_row_us * rows + w.cost.per_position_us * positions;
-  // More sequences than a step takes share the steps.
-  const double turns = w.max_sequences > 0 ? std::max(1.0, rows / w.max_sequences) : 1.0;
-  return step * turns;
-}
+double StepUs(const WorkerSnapshot& w, uint32_t more, uint64_t tokens) { return StepUsAt(w.cost, w, more, tokens); }
 
 absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
                                    std::span<const uint16_t> depth, const PolicyOptions& options, uint64_t seed) {
@@ -191,12 +213,16 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
     const uint64_t held = w.slot < depth.size() ? uint64_t{depth[w.slot]} * w.block_size : 0;
     s.cached = std::min(held, need.prompt_tokens - std::min<uint64_t>(need.prompt_tokens, 1));  // one is computed anyway
   }
+  const StepCost typical = TypicalCost(workers, eligible);
+  const auto predict = [&](const Scored& s) {
+    const WorkerSnapshot& w = workers[s.index];
+    return PrefillUsAt(w.cost.samples > 0 ? w.cost : typical, w, w.pending_tokens, s.cached,
+                       need.prompt_tokens - s.cached);
+  };
   Sample(&eligible, options.sample, seed);
   for (Scored& s : eligible) {
     const WorkerSnapshot& w = workers[s.index];
-    const bool by_cost = options.rule == PlacementRule::kCost;
-    s.us = by_cost ? PrefillUs(w, w.pending_tokens, s.cached, need.prompt_tokens - s.cached)
-                   : static_cast<double>(w.pending_tokens);
+    s.us = options.rule == PlacementRule::kCost ? predict(s) : static_cast<double>(w.pending_tokens);
     s.load = w.in_flight;
   }
   Choice choice;
@@ -207,7 +233,7 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
     const WorkerSnapshot& w = workers[s.index];
     Candidate& c = choice.candidates.emplace_back();
     c.id = w.id;
-    c.predicted_us = PrefillUs(w, w.pending_tokens, s.cached, need.prompt_tokens - s.cached);
+    c.predicted_us = predict(s);
     c.queue_tokens = w.pending_tokens;
     c.cached_tokens = s.cached;
     c.measured = w.cost.samples > 0;
@@ -228,10 +254,13 @@ absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const
                  }) > 0;
   }
   if (eligible.empty()) return NoWorker(Role::kDecode, counts, need);
+  const StepCost typical = TypicalCost(workers, eligible);
   Sample(&eligible, options.sample, Mix(seed));
   const uint64_t steps = std::clamp<uint64_t>(need.output_tokens, 1, kStepsAhead);
   const auto cost = [&](const WorkerSnapshot& w) {
-    return StepUs(w, need.choices, need.prompt_tokens + need.output_tokens / 2) * static_cast<double>(steps);
+    return StepUsAt(w.cost.samples > 0 ? w.cost : typical, w, need.choices,
+                    need.prompt_tokens + need.output_tokens / 2) *
+           static_cast<double>(steps);
   };
   if (transfer_us) {
     bool any_good = false;

@@ -33,7 +33,7 @@ v1::GenerateRequest LongRequest(uint64_t seed, int vocab_size) {
   params->set_max_tokens(100 + static_cast<int>(seed % 150));
   params->clear_stop_token_ids();
   params->set_ignore_eos(seed % 4 != 0);
-  if (seed % 3 == 0) params->add_stop(absl::StrCat(static_cast<char>('a' + seed % 26), static_cast<char>('a' + seed % 7)));
+  if (seed % 3 == 0) params->add_stop({static_cast<char>('a' + seed % 26), static_cast<char>('a' + seed % 7)});
   return request;
 }
 
@@ -128,17 +128,16 @@ class Clients {
 
 class WorkerFaultsTest : public testing::Test {
  protected:
-  void SetUp() override {
+  void StartCluster(const std::vector<std::string>& more_flags = {}) {
     seed_ = static_cast<uint64_t>(FromEnvironment("BATON_CHAOS_SEED", 1));
     printf("BATON_CHAOS_SEED=%d\n", static_cast<int>(seed_));
     const char* tmp = getenv("TEST_TMPDIR");
     model_ = absl::StrCat(tmp != nullptr ? tmp : "/tmp", "/tiny.gguf");
     ASSERT_TRUE(fakes::WriteTinyGguf({}, model_).ok());
-    auto cluster = Cluster::Start({.model = model_,
-                                   .prefill = 2,
-                                   .decode = 3,
-                                   .flags = {"--kv-memory-mib=16", "--heartbeat-ms=100", "--worker-timeout-ms=1000",
-                                             "--kv-lease-ms=5000", "--drain-timeout-ms=20000"}});
+    std::vector<std::string> flags = {"--kv-memory-mib=16", "--heartbeat-ms=100", "--worker-timeout-ms=1000",
+                                      "--kv-lease-ms=5000", "--drain-timeout-ms=20000"};
+    flags.insert(flags.end(), more_flags.begin(), more_flags.end());
+    auto cluster = Cluster::Start({.model = model_, .prefill = 2, .decode = 3, .flags = flags});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
     for (uint64_t i = 0; i < 24; ++i) requests_.push_back(LongRequest(seed_ * 1000 + i, 280));
@@ -165,6 +164,7 @@ class WorkerFaultsTest : public testing::Test {
 };
 
 TEST_F(WorkerFaultsTest, EveryStreamEqualsTheUndisturbedOne) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
   const int faults = FromEnvironment("BATON_CHAOS_FAULTS", 50);
   std::mt19937_64 random(seed_);
   std::map<std::string, int> injected;
@@ -204,6 +204,8 @@ TEST_F(WorkerFaultsTest, EveryStreamEqualsTheUndisturbedOne) {
 }
 
 TEST_F(WorkerFaultsTest, WorkersComeAndGoWithoutAFailedRequest) {
+  // Prompts come back, and would all stay with the workers that have them cached.
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--prefix-cache=false"}));
   Clients clients(cluster_.get(), requests_, want_, 4);
   for (int cycle = 0; cycle < 4; ++cycle) {
     const std::string role = cycle % 2 == 0 ? "decode" : "prefill";
@@ -230,6 +232,7 @@ TEST_F(WorkerFaultsTest, WorkersComeAndGoWithoutAFailedRequest) {
 }
 
 TEST_F(WorkerFaultsTest, TheOnlyDecodeWorkersAbsenceIsWaitedFor) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
   for (int i = 3; i < 5; ++i) {
     cluster_->workers()[static_cast<size_t>(i)]->process->Signal(SIGTERM);
     ASSERT_TRUE(cluster_->workers()[static_cast<size_t>(i)]->process->WaitExit(absl::Seconds(40)).ok());

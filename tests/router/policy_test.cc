@@ -215,6 +215,19 @@ TEST_F(PolicyTest, ASampleComparesFewAndKeepsThePrefixHolder) {
   for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_EQ(Prefill(Need(1000, 1100), seed), "w42");
 }
 
+// A newcomer got no traffic at all, so it never came to tell its cost.
+TEST_F(PolicyTest, AWorkerThatHasNotToldItsCostCountsAsTheOthersDo) {
+  for (const char* name : {"a", "b"}) Add(name, Role::kPrefill);
+  for (const char* name : {"c", "d"}) Add(name, Role::kDecode);
+  workers_[1].cost = workers_[3].cost = {};
+  workers_[0].in_flight = workers_[2].in_flight = 1;
+  EXPECT_EQ(Prefill(), "b");
+  EXPECT_EQ(Decode(), "d");
+  workers_[1].pending_tokens = workers_[3].sequences = 500;
+  EXPECT_EQ(Prefill(), "a");
+  EXPECT_EQ(Decode(), "c");
+}
+
 TEST_F(PolicyTest, TheOtherRules) {
   for (const char* name : {"a", "b", "c"}) Add(name, Role::kPrefill);
   workers_[0].pending_tokens = 900;
