@@ -163,7 +163,7 @@ void AddScale(CLI::App* app, Invocation* invocation) {
   sub->add_option("sizes", flags->sizes, "prefill=N, decode=N or both")->required()->expected(1, 2);
   sub->add_option("--timeout", flags->timeout_s, "Seconds to wait for it; default 120")->check(CLI::Range(0.0, 86400.0));
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout");
-  sub->footer(SettingsHelp({"router"}));
+  sub->footer(HelpFooter({"baton scale prefill=3 decode=2"}, {"router"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunScale(*flags, *invocation); }; });
 }
@@ -175,7 +175,7 @@ void AddDrain(CLI::App* app, Invocation* invocation) {
   sub->add_option("--timeout", flags->timeout_s, "Wait so many seconds until it has left; default 0: do not wait")
       ->check(CLI::Range(0.0, 86400.0));
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout");
-  sub->footer(SettingsHelp({"router"}));
+  sub->footer(HelpFooter({"baton drain decode-1", "baton drain decode-1 --timeout 60"}, {"router"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunDrain(*flags, *invocation); }; });
 }

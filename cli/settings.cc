@@ -50,7 +50,8 @@ std::string SettingText(const v1::Config& config, const std::string& field) {
 }
 
 bool TakesSettings(absl::string_view command) {
-  for (const char* name : {"up", "complete", "chat", "status", "bench", "doctor", "config", "tokenize", "detokenize"}) {
+  for (const char* name : {"up", "complete", "chat", "status", "bench", "doctor", "config", "tokenize", "detokenize", "scale",
+                           "drain"}) {
     if (command == name) return true;
   }
   return false;

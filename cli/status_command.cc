@@ -77,7 +77,8 @@ void AddStatus(CLI::App* app, Invocation* invocation) {
       ->check(CLI::Range(0.1, 86400.0));
   sub->add_option("--why", flags->why, "Why the request of this id went where it went, instead");
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout (each time, with --watch)");
-  sub->footer(HelpFooter({"baton status", "baton status --watch 2", "baton status --json | jq .workers"}, {"router"}));
+  sub->footer(HelpFooter({"baton status", "baton status --watch 2", "baton status --json | jq .workers",
+                          "baton status --why REQUEST_ID"}, {"router"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunStatus(*flags, *invocation); }; });
 }
