@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -17,6 +16,7 @@ namespace {
 
 constexpr size_t kMaxRows = 1'000'000;
 constexpr uint64_t kMaxTokens = 100'000'000;  // of one row
+constexpr double kTickSlack = 0.02;           // seconds
 constexpr char kAzureHeader[] = "TIMESTAMP,ContextTokens,GeneratedTokens";
 
 absl::Status BadLine(absl::string_view name, size_t line, absl::string_view what) {
@@ -66,6 +66,23 @@ absl::StatusOr<TraceRow> ParseAzure(absl::string_view line, absl::Time* at) {
   return row;
 }
 
+// Seconds between the ticks that timestamps stand on, 0 when they are arrivals as they were. Published ticks are off by
+// a millisecond here and there. `rows` by time, the first at 0.
+double DetectGrid(const std::vector<TraceRow>& rows) {
+  std::vector<double> gaps;
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const double gap = rows[i].at_s - rows[i - 1].at_s;
+    if (gap > 0.1) gaps.push_back(gap);
+  }
+  if (gaps.empty() || rows.size() < 3) return 0;
+  std::nth_element(gaps.begin(), gaps.begin() + static_cast<int64_t>((gaps.size() - 1) / 2), gaps.end());
+  const double grid = std::round(gaps[(gaps.size() - 1) / 2] * 10) / 10;
+  if (grid < 1) return 0;
+  const auto on_tick = [&](const TraceRow& row) { return std::abs(std::remainder(row.at_s, grid)) <= kTickSlack; };
+  const auto count = std::count_if(rows.begin(), rows.end(), on_tick);
+  return static_cast<double>(count) >= 0.9 * static_cast<double>(rows.size()) ? grid : 0;
+}
+
 uint64_t ScaledTokens(uint64_t tokens, double factor) {
   return std::max<uint64_t>(1, static_cast<uint64_t>(std::llround(static_cast<double>(tokens) * factor)));
 }
@@ -74,7 +91,6 @@ uint64_t ScaledTokens(uint64_t tokens, double factor) {
 
 absl::StatusOr<Trace> ParseTrace(absl::string_view text, absl::string_view name) {
   Trace trace;
-  int64_t grid_ms = 0;
   absl::Time first_time = absl::InfiniteFuture();
   std::vector<absl::Time> times;
   size_t number = 0;
@@ -100,16 +116,20 @@ absl::StatusOr<Trace> ParseTrace(absl::string_view text, absl::string_view name)
       first_time = std::min(first_time, at);
       times.push_back(at);
     }
-    grid_ms = std::gcd(grid_ms, at_ms);
     trace.rows.push_back(*std::move(row));
   }
   if (trace.rows.empty()) return absl::InvalidArgumentError(absl::StrCat("The trace ", name, " holds no request."));
   for (size_t i = 0; i < times.size(); ++i) trace.rows[i].at_s = absl::ToDoubleSeconds(times[i] - first_time);
   std::stable_sort(trace.rows.begin(), trace.rows.end(),
                    [](const TraceRow& a, const TraceRow& b) { return a.at_s < b.at_s; });
-  if (grid_ms >= 1000 && trace.rows.size() > 2) trace.grid_s = static_cast<double>(grid_ms) / 1e3;
   const double start = trace.rows.front().at_s;
   for (TraceRow& row : trace.rows) row.at_s -= start;
+  trace.grid_s = DetectGrid(trace.rows);
+  for (TraceRow& row : trace.rows) {
+    if (trace.grid_s == 0) break;
+    const double tick = std::round(row.at_s / trace.grid_s) * trace.grid_s;
+    if (std::abs(row.at_s - tick) <= kTickSlack) row.at_s = tick;
+  }
   return trace;
 }
 

@@ -31,7 +31,7 @@ struct TraceRow {
 struct Trace {
   std::string format;          // "mooncake" or "azure"
   std::vector<TraceRow> rows;  // by time
-  double grid_s = 0;           // 1 or more when every timestamp is a multiple of it: ticks, not arrivals
+  double grid_s = 0;           // 1 or more when timestamps are ticks so far apart, not arrivals; rows are on them
 };
 
 // INVALID_ARGUMENT with `name` and the line's number.

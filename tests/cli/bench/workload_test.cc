@@ -41,6 +41,21 @@ TEST(TraceTest, Mooncake) {
   EXPECT_EQ(trace->rows[1].hash_ids, (std::vector<uint64_t>{0, 1, 2}));
 }
 
+// Mooncake's conversation trace has ticks of 3 s, a third of them a millisecond early.
+TEST(TraceTest, TicksThatAreAMillisecondOffAreTicks) {
+  std::string ticks, arrivals;
+  for (const int at : {0, 0, 3000, 5999, 6000, 8999, 8999, 12000}) {
+    ticks += "{\"timestamp\":" + std::to_string(at) + ",\"input_length\":1,\"output_length\":1}\n";
+    arrivals += "{\"timestamp\":" + std::to_string(at * 7 % 5003) + ",\"input_length\":1,\"output_length\":1}\n";
+  }
+  const absl::StatusOr<Trace> trace = ParseTrace(ticks, "t");
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  EXPECT_EQ(trace->grid_s, 3);
+  EXPECT_EQ(trace->rows[3].at_s, 6);
+  EXPECT_EQ(trace->rows[4].at_s, 6);
+  EXPECT_EQ(ParseTrace(arrivals, "a")->grid_s, 0);
+}
+
 TEST(TraceTest, Azure) {
   const absl::StatusOr<Trace> trace = ParseTrace(kAzure, "a.csv");
   ASSERT_TRUE(trace.ok()) << trace.status();
