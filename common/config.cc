@@ -47,8 +47,8 @@ constexpr Rule kRules[] = {
     {"block_size", "16", "16", 1, 256},
     {"kv_memory_mib", "512", "512", 1, 1 << 30},
     {"kv_dtype", nullptr, nullptr, 0, 0, "f32 f16 bf16"},  // follows numerics: ApplyDefaults
-    {"numerics", "int", "int", 0, 0, "int f32"},
-    {"isa", "auto", "auto", 0, 0, "auto scalar avx2 avx512"},
+    {"numerics", "int", "int", 0, 0, "int bf16 f32"},
+    {"isa", "auto", "auto", 0, 0, "auto scalar avx2 avx512 avx512_bf16"},
     {"threads", nullptr, nullptr, 1, 1024},
     {"max_batch_tokens", "512", "512", 1, 1 << 16},
     {"max_sequences", "64", "64", 1, 4096},

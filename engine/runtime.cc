@@ -28,10 +28,12 @@ absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& confi
     options.isa = kernels::Isa::kAvx2;
   } else if (isa == "avx512") {
     options.isa = kernels::Isa::kAvx512;
+  } else if (isa == "avx512_bf16") {
+    options.isa = kernels::Isa::kAvx512Bf16;
   } else if (isa != "auto") {
     return absl::InvalidArgumentError(absl::StrCat("isa is \"", isa, "\"; expected auto, scalar, avx2 or avx512"));
   }
-  options.numerics = config.numerics() == "f32" ? kernels::NumericsClass::kF32 : kernels::NumericsClass::kInt;
+  options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
   options.num_threads = static_cast<int>(config.threads());
   return options;
 }

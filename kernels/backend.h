@@ -11,10 +11,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_view.h"
 
@@ -22,10 +24,15 @@ namespace baton::kernels {
 
 // Classes whose results may differ from one another in the last bits; workers of different classes never pair.
 // kF32: weights dequantized to f32, f32 FMA. kInt: activations quantized per 32 elements to int8, integer dot products
-// (F32, F16 and BF16 weights still compute in f32); attention in f32.
-enum class NumericsClass { kF32, kInt };
+// (F32, F16 and BF16 weights still compute in f32); attention in f32. kBf16: as kInt, but products with BF16 weights
+// round the activations to bfloat16 and are what vdpbf16ps computes.
+enum class NumericsClass { kF32, kInt, kBf16 };
+// "f32", "int", "bf16": the name in settings and in the fingerprint that workers compare.
+absl::string_view Name(NumericsClass numerics);
+std::optional<NumericsClass> NumericsFromName(absl::string_view name);
 
-enum class Isa { kAuto, kScalar, kAvx2, kAvx512 };
+// kAvx512Bf16: kAvx512 with vdpbf16ps. All give the same bits within one class.
+enum class Isa { kAuto, kScalar, kAvx2, kAvx512, kAvx512Bf16 };
 
 // A weight as the model file has it: `rows` output features of `cols` inputs each, one row after the other.
 struct HostTensor {

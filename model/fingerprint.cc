@@ -172,7 +172,7 @@ absl::StatusOr<Fingerprint> ComputeFingerprint(const GgufFile& file, const Model
   return Fingerprint{.weights = absl::BytesToHexString(*weights),
                      .config = absl::BytesToHexString(*config_digest),
                      .tokenizer = absl::BytesToHexString(*tokenizer),
-                     .numerics_class = numerics == kernels::NumericsClass::kF32 ? "f32" : "int"};
+                     .numerics_class = std::string(kernels::Name(numerics))};
 }
 
 }  // namespace baton::model

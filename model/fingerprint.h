@@ -21,7 +21,7 @@ struct Fingerprint {
   std::string weights;         // hex SHA-256 over tensor names, types, shapes and bytes
   std::string config;          // hex SHA-256 over CanonicalText(config)
   std::string tokenizer;       // hex SHA-256 over the tokenizer.* metadata: vocabulary, merges, special ids, template
-  std::string numerics_class;  // "f32" or "int"
+  std::string numerics_class;  // "f32", "int" or "bf16"
   bool operator==(const Fingerprint&) const = default;
 };
 

@@ -8,29 +8,24 @@
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/packed_matrix.h"
 
-namespace baton::kernels {
-
-absl::StatusOr<std::unique_ptr<Backend>> Backend::CreateCpu(const Options& options) {
-  constexpr int kMaxThreads = 1024;
-  if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_threads is ", options.num_threads, "; it must be 0 (one per core) to ", kMaxThreads));
-  }
-  const absl::StatusOr<Isa> isa = cpu::ResolveIsa(options.isa, cpu::CpuHasAvx2(), cpu::CpuHasAvx512());
-  if (!isa.ok()) return isa.status();
-  const int num_threads = options.num_threads > 0
-                              ? options.num_threads
-                              : std::clamp<int>(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
-  const cpu::KernelTable& kernels = *isa == Isa::kAvx512 ? cpu::Avx512Kernels()
-                                    : *isa == Isa::kAvx2 ? cpu::Avx2Kernels()
-                                                         : cpu::ScalarKernels();
-  return std::make_unique<cpu::CpuBackend>(kernels, options.numerics, num_threads);
-}
-
-}  // namespace baton::kernels
-
 namespace baton::kernels::cpu {
 namespace {
+
+// One that ResolveIsa gave.
+const KernelTable& KernelsOf(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx2:
+      return Avx2Kernels();
+    case Isa::kAvx512:
+      return Avx512Kernels();
+    case Isa::kAvx512Bf16:
+      return Avx512Bf16Kernels();
+    case Isa::kAuto:
+    case Isa::kScalar:
+      break;
+  }
+  return ScalarKernels();
+}
 
 constexpr int64_t kWorthSplitting = 4000;  // nanoseconds of work below which waking the other threads costs more
 constexpr int kTasksPerThread = 4;         // so that a late thread's share can be taken over
@@ -67,13 +62,23 @@ void CpuBackend::Quantize(const float* x, int64_t x_stride, int m, int64_t cols)
   });
 }
 
+void CpuBackend::RoundToBf16(const float* x, int64_t x_stride, int m, int64_t cols) {
+  rounded_.rows = m;
+  rounded_.cols = cols;
+  rounded_.pairs = rounded_memory_.Reserve(m * ((cols + 1) / 2) * kernels_.rounded_pair_bytes);
+  ForRange(m, m * cols / 2, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) kernels_.round_row(x + r * x_stride, r, rounded_);
+  });
+}
+
 void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
   if (m <= 0 || outputs.empty()) return;
   int64_t num_panels = 0;
-  bool any_integer = false;
+  bool any_integer = false, any_rounded = false;
   for (const MatMulOutput& output : outputs) {
     num_panels += Packed(output).num_panels();
     any_integer |= IsIntegerLayout(Packed(output).layout());
+    any_rounded |= Packed(output).layout() == PackedLayout::kBf16Dot;
   }
   const int64_t cols = Packed(outputs[0]).cols();
   const int64_t scratch_bytes = ExpandScratchBytes(cols);
@@ -81,9 +86,11 @@ void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const
     Quantize(x, x_stride, m, cols);
     matmul_scratch_.Reserve(scratch_bytes * pool_.num_threads());
   }
-  // In pairs, which the kernels compute together.
-  ForRange((num_panels + 1) / 2, num_panels * cols / 8 * m, [&](int64_t pair_begin, int64_t pair_end, int thread) {
-    const int64_t begin = pair_begin * 2, end = std::min(pair_end * 2, num_panels);
+  if (any_rounded) RoundToBf16(x, x_stride, m, cols);
+  // In units of panels that the kernels compute together.
+  const int64_t unit = any_rounded ? kSuperPanels : 2;
+  ForRange((num_panels + unit - 1) / unit, num_panels * cols / 8 * m, [&](int64_t from, int64_t to, int thread) {
+    const int64_t begin = from * unit, end = std::min(to * unit, num_panels);
     int64_t first = 0;  // panel number of the output's panel 0
     for (const MatMulOutput& output : outputs) {
       const PackedMatrix& weight = Packed(output);
@@ -99,6 +106,7 @@ void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const
       args.x = x;
       args.x_stride = x_stride;
       args.quantized = quantized_;
+      args.rounded = rounded_;
       args.m = m;
       args.scratch = matmul_scratch_.data() + thread * scratch_bytes;
       args.bias = output.bias;
@@ -241,3 +249,21 @@ void CpuBackend::Add(float* x, int64_t x_stride, const float* y, int64_t y_strid
 }
 
 }  // namespace baton::kernels::cpu
+
+namespace baton::kernels {
+
+absl::StatusOr<std::unique_ptr<Backend>> Backend::CreateCpu(const Options& options) {
+  constexpr int kMaxThreads = 1024;
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_threads is ", options.num_threads, "; it must be 0 (one per core) to ", kMaxThreads));
+  }
+  const absl::StatusOr<Isa> isa = cpu::ResolveIsa(options.isa, cpu::ThisCpu());
+  if (!isa.ok()) return isa.status();
+  const int num_threads = options.num_threads > 0
+                              ? options.num_threads
+                              : std::clamp<int>(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+  return std::make_unique<cpu::CpuBackend>(cpu::KernelsOf(*isa), options.numerics, num_threads);
+}
+
+}  // namespace baton::kernels

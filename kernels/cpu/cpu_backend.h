@@ -51,6 +51,7 @@ class CpuBackend final : public Backend {
   void ForRange(int64_t n, int64_t work, const Fn& fn);
   // Row r at x + r * x_stride, for all rows.
   void Quantize(const float* x, int64_t x_stride, int m, int64_t cols);
+  void RoundToBf16(const float* x, int64_t x_stride, int m, int64_t cols);
   void PlanAttention(std::span<const SequenceChunk> chunks, int num_kv_heads, int group);
   void RunAttentionUnit(const AttentionUnit& unit, const AttentionArgs& common, int group, const KvLayout& layout,
                         int layer, float* scratch) const;
@@ -61,6 +62,8 @@ class CpuBackend final : public Backend {
   WeightArena arena_;
   QuantizedRows quantized_;
   AlignedBuffer<uint8_t> quantized_memory_;
+  RoundedRows rounded_;
+  AlignedBuffer<uint8_t> rounded_memory_;
   AlignedBuffer<uint8_t> matmul_scratch_;  // one piece per thread
   std::vector<AttentionUnit> units_;
   AlignedBuffer<float> attention_scratch_;  // one piece per thread

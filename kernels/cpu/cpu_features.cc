@@ -16,29 +16,42 @@ bool CpuHasAvx512() {
          __builtin_cpu_supports("avx512vnni");
 }
 
+bool CpuHasAvx512Bf16() { return CpuHasAvx512() && __builtin_cpu_supports("avx512bf16"); }
+
+bool Bf16DotIsFast() { return !__builtin_cpu_is("intel"); }
+
+CpuSets ThisCpu() { return {CpuHasAvx2(), CpuHasAvx512(), CpuHasAvx512Bf16(), Bf16DotIsFast()}; }
+
 namespace {
-std::string IsaList(bool has_avx2, bool has_avx512) {
-  return absl::StrCat("scalar", has_avx2 ? ", avx2" : "", has_avx512 ? ", avx512" : "");
+
+std::string IsaList(const CpuSets& cpu) {
+  return absl::StrCat("scalar", cpu.avx2 ? ", avx2" : "", cpu.avx512 ? ", avx512" : "",
+                      cpu.avx512_bf16 ? ", avx512_bf16" : "");
 }
+
+absl::StatusOr<Isa> Need(bool has, Isa isa, absl::string_view name, absl::string_view needs, const CpuSets& cpu) {
+  if (has) return isa;
+  return absl::InvalidArgumentError(absl::StrCat("this CPU lacks ", name, " (it needs ", needs, "); it has: ",
+                                                 IsaList(cpu), "; choose one of those or auto"));
+}
+
 }  // namespace
 
-std::string AvailableIsas() { return IsaList(CpuHasAvx2(), CpuHasAvx512()); }
+std::string AvailableIsas() { return IsaList(ThisCpu()); }
 
-absl::StatusOr<Isa> ResolveIsa(Isa isa, bool has_avx2, bool has_avx512) {
+absl::StatusOr<Isa> ResolveIsa(Isa isa, const CpuSets& cpu) {
   switch (isa) {
     case Isa::kAuto:
-      return has_avx512 ? Isa::kAvx512 : has_avx2 ? Isa::kAvx2 : Isa::kScalar;
+      if (cpu.avx512_bf16 && cpu.bf16_dot_is_fast) return Isa::kAvx512Bf16;
+      return cpu.avx512 ? Isa::kAvx512 : cpu.avx2 ? Isa::kAvx2 : Isa::kScalar;
     case Isa::kScalar:
       return isa;
     case Isa::kAvx2:
-      if (has_avx2) return isa;
-      return absl::InvalidArgumentError(absl::StrCat("this CPU lacks avx2 (it needs AVX2, FMA and F16C); it has: ",
-                                                     IsaList(has_avx2, has_avx512), "; choose one of those or auto"));
+      return Need(cpu.avx2, isa, "avx2", "AVX2, FMA and F16C", cpu);
     case Isa::kAvx512:
-      if (has_avx512) return isa;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "this CPU lacks avx512 (it needs AVX-512 F, BW, VL, DQ and VNNI); it has: ", IsaList(has_avx2, has_avx512),
-          "; choose one of those or auto"));
+      return Need(cpu.avx512, isa, "avx512", "AVX-512 F, BW, VL, DQ and VNNI", cpu);
+    case Isa::kAvx512Bf16:
+      return Need(cpu.avx512_bf16, isa, "avx512_bf16", "AVX-512 F, BW, VL, DQ, VNNI and BF16", cpu);
   }
   return absl::InvalidArgumentError("unknown instruction set");
 }

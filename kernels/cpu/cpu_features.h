@@ -12,11 +12,19 @@ namespace baton::kernels::cpu {
 bool CpuHasAvx2();    // with FMA and F16C
 bool CpuHasAvx512();  // F, BW, VL, DQ and VNNI
 
+bool CpuHasAvx512Bf16();  // CpuHasAvx512 and BF16
+// Whether vdpbf16ps is faster than two FMAs here: not on Intel's CPUs.
+bool Bf16DotIsFast();
+
 // "scalar, avx2"
 std::string AvailableIsas();
 
 // kAuto becomes the best available; a set that is not available is INVALID_ARGUMENT.
-absl::StatusOr<Isa> ResolveIsa(Isa isa, bool has_avx2, bool has_avx512);
+struct CpuSets {
+  bool avx2 = false, avx512 = false, avx512_bf16 = false, bf16_dot_is_fast = false;
+};
+CpuSets ThisCpu();
+absl::StatusOr<Isa> ResolveIsa(Isa isa, const CpuSets& cpu);
 
 }  // namespace baton::kernels::cpu
 

@@ -23,6 +23,17 @@ struct QuantizedRows {
   uint8_t* cells = nullptr;  // 64-byte aligned; rows * (cols / 32) * kActivationCellBytes bytes
 };
 
+// Activations rounded to bfloat16 (class kBf16), in pairs of k: blocks of 16 rows as above, in a block for each pair, for
+// each row, rounded_pair_bytes of the table whose kernels read it.
+struct RoundedRows {
+  int64_t rows = 0, cols = 0;
+  uint8_t* pairs = nullptr;  // 64-byte aligned; rows * ((cols + 1) / 2) * rounded_pair_bytes bytes
+};
+
+inline constexpr int kSuperPanels = 4;     // panels that PackedLayout::kBf16Dot interleaves
+inline constexpr int kNumMatMulKernels = 11;
+inline constexpr int kBf16DotLayout = 10;  // PackedLayout::kBf16Dot
+
 struct MatMulArgs {
   const uint8_t* panels = nullptr;  // PackedMatrix: panel i at panels + i * panel_bytes
   size_t panel_bytes = 0;
@@ -30,6 +41,7 @@ struct MatMulArgs {
   const float* x = nullptr;  // float layouts
   int64_t x_stride = 0;
   QuantizedRows quantized;  // integer layouts
+  RoundedRows rounded;      // kBf16Dot
   int m = 0;
   uint8_t* scratch = nullptr;  // ExpandScratchBytes(cols) bytes of this thread, 64-byte aligned
   const float* bias = nullptr;
@@ -74,7 +86,9 @@ inline int64_t AttentionScratchFloats(int head_dim) {
 struct KernelTable {
   const char* name;
   void (*quantize_row)(const float* x, int64_t row, const QuantizedRows& out);
-  void (*matmul[10])(const MatMulArgs& args, int64_t panel_begin, int64_t panel_end);  // by PackedLayout
+  void (*round_row)(const float* x, int64_t row, const RoundedRows& out);
+  int64_t rounded_pair_bytes;
+  void (*matmul[kNumMatMulKernels])(const MatMulArgs& args, int64_t panel_begin, int64_t panel_end);  // by PackedLayout
   void (*attention)(const AttentionArgs& args);
   void (*rms_norm)(const float* x, int dim, const float* weight, float epsilon, float* y);
   void (*rope)(float* x, int num_heads, int head_dim, const float* cos, const float* sin, int rope_dim,
@@ -88,6 +102,7 @@ struct KernelTable {
 const KernelTable& ScalarKernels();
 const KernelTable& Avx2Kernels();
 const KernelTable& Avx512Kernels();
+const KernelTable& Avx512Bf16Kernels();
 
 }  // namespace baton::kernels::cpu
 

@@ -14,6 +14,9 @@ static KernelTable MakeTable(const char* name) {
   t.matmul[7] = IntegerMatMul<8, ScaleKind::kHalfMin>;
   t.matmul[8] = IntegerMatMul<8, ScaleKind::kFloatMin>;
   t.matmul[9] = IntegerMatMul<8, ScaleKind::kPair>;
+  t.round_row = RoundRow;
+  t.rounded_pair_bytes = kPairBytes;
+  t.matmul[kBf16DotLayout] = Bf16MatMul;
   t.attention = AttentionHead;
   t.rms_norm = RmsNormRow;
   t.rope = RopeRow;

@@ -22,7 +22,10 @@ constexpr int kValueVectors = 1;
 // Each needs the one before.
 // clang-format off
 #include "kernels/cpu/quantize_impl.h"
+#include "kernels/cpu/store_tile_impl.h"
 #include "kernels/cpu/matmul_impl.h"
+#include "kernels/cpu/bf16_fma_impl.h"
+#include "kernels/cpu/bf16_impl.h"
 #include "kernels/cpu/elementwise_impl.h"
 #include "kernels/cpu/attention_impl.h"
 #include "kernels/cpu/kernel_table_impl.h"

@@ -76,22 +76,6 @@ BATON_INLINE void GroupStep(const uint8_t* scales, const uint8_t* codes, size_t 
   }
 }
 
-// num_rows outputs of each of the 16 lanes of a panel.
-BATON_INLINE void StoreTile(const MatMulArgs& a, int64_t panel, int64_t row, int num_rows, const VF* acc) {
-  const int64_t first = panel * 16;
-  const int n = a.rows - first < 16 ? static_cast<int>(a.rows - first) : 16;
-  for (int r = 0; r < num_rows; ++r) {
-    float* y = a.y + (row + r) * a.y_stride + first;
-    VF value = acc[r];
-    if (a.bias != nullptr) value = Add(value, LoadN(a.bias + first, n));
-    if (n == 16) {
-      Store(y, value);
-    } else {
-      StoreN(y, value, n);
-    }
-  }
-}
-
 // The outputs of kPanels panels, the first at `panel_at`, and kRows rows from `row` on, which are in one block.
 template <int kPanels, int kRows, int kBits, ScaleKind kScale>
 static void IntegerTile(const MatMulArgs& a, const uint8_t* panel_at, size_t panel_bytes, int64_t panel, int64_t row,

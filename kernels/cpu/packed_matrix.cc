@@ -1,5 +1,6 @@
 #include "kernels/cpu/packed_matrix.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -16,7 +17,7 @@ PackedLayout LayoutFor(DType dtype, NumericsClass numerics) {
     case DType::kF16:
       return PackedLayout::kF16;
     case DType::kBF16:
-      return PackedLayout::kBF16;
+      return numerics == NumericsClass::kBf16 ? PackedLayout::kBf16Dot : PackedLayout::kBF16;
     case DType::kQ4_0:
       return PackedLayout::kInt4Half;
     case DType::kQ4_1:
@@ -77,6 +78,8 @@ PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics, Wei
     scales_bytes_ = ScalesBytes(layout_);
     codes_bytes_ = IsFourBit(layout_) ? 256 : 512;
     panel_bytes_ = (groups + 1) / 2 * 2 * (scales_bytes_ + codes_bytes_);
+  } else if (layout_ == PackedLayout::kBf16Dot) {
+    panel_bytes_ = static_cast<size_t>((cols_ + 1) / 2) * kPanelRows * 4;
   } else {
     panel_bytes_ = static_cast<size_t>(cols_) * kPanelRows * (layout_ == PackedLayout::kF32 ? 4 : 2);
   }
@@ -90,8 +93,22 @@ void PackedMatrix::PackPanels(const HostTensor& tensor, int64_t begin, int64_t e
   for (int64_t panel = begin; panel < end; ++panel) {
     if (IsIntegerLayout(layout_)) {
       PackIntegerPanel(tensor, panel);
+    } else if (layout_ == PackedLayout::kBf16Dot) {
+      PackBf16Panel(tensor, panel);
     } else {
       PackFloatPanel(tensor, panel, row.data());
+    }
+  }
+}
+
+void PackedMatrix::PackBf16Panel(const HostTensor& tensor, int64_t panel) {
+  const int64_t super = panel / kSuperPanels * kSuperPanels;
+  const int64_t width = std::min<int64_t>(num_panels() - super, kSuperPanels);
+  uint8_t* const base = data_ + super * panel_bytes_ + (panel - super) * 64;
+  for (int lane = 0; lane < kPanelRows && panel * kPanelRows + lane < rows_; ++lane) {
+    const uint8_t* src = static_cast<const uint8_t*>(tensor.data) + (panel * kPanelRows + lane) * cols_ * 2;
+    for (int64_t pair = 0; pair < (cols_ + 1) / 2; ++pair) {
+      std::memcpy(base + pair * width * 64 + lane * 4, src + pair * 4, 2 * pair + 1 < cols_ ? 4 : 2);
     }
   }
 }

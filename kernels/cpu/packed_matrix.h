@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/weight_arena.h"
 
 namespace baton::kernels::cpu {
@@ -24,6 +25,9 @@ inline constexpr int kQuantGroup = 32;  // elements of an activation group
 //   of 16..31]. 8-bit codes, 512 bytes a group: value + 128 of (k, lane) at [k / 4][lane][k % 4]. 4-bit codes, 256
 //   bytes a group: byte [j][lane][k % 4], j in 0..3, has k / 4 = j in its low half and j + 4 in its high half; q4_0:
 //   value + 8.
+//
+// kBf16Dot: four panels (the last may be fewer) lie side by side, so that one row streams through one piece of memory with
+// four independent sums a lane: (k, panel, lane) at [k / 2][panel][lane][k % 2]; an odd last k is paired with zeros.
 enum class PackedLayout : uint8_t {
   kF32,
   kF16,
@@ -35,10 +39,13 @@ enum class PackedLayout : uint8_t {
   kInt8HalfMin,   // q5_1
   kInt8FloatMin,  // q5_k
   kInt8Pair,      // q6_k
+  kBf16Dot,       // bf16 in the class kBf16
 };
-inline constexpr int kNumPackedLayouts = 10;
+static_assert(static_cast<int>(PackedLayout::kBf16Dot) == kBf16DotLayout);
 
-inline bool IsIntegerLayout(PackedLayout layout) { return layout >= PackedLayout::kInt4Half; }
+inline bool IsIntegerLayout(PackedLayout layout) {
+  return layout >= PackedLayout::kInt4Half && layout <= PackedLayout::kInt8Pair;
+}
 
 class PackedMatrix final : public WeightMatrix {
  public:
@@ -59,6 +66,7 @@ class PackedMatrix final : public WeightMatrix {
   const uint8_t* panel(int64_t i) const { return data_ + i * panel_bytes_; }
 
  private:
+  void PackBf16Panel(const HostTensor& tensor, int64_t panel);
   void PackFloatPanel(const HostTensor& tensor, int64_t panel, float* row);
   void PackIntegerPanel(const HostTensor& tensor, int64_t panel);
 

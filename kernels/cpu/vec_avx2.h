@@ -44,6 +44,26 @@ BATON_INLINE VF Mul(VF a, VF b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_
 BATON_INLINE VF Div(VF a, VF b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 BATON_INLINE VF Max(VF a, VF b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 BATON_INLINE VF Fma(VF a, VF b, VF c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+BATON_INLINE VF AddFlushed(VF a, VF b) { return Add(a, b); }
+BATON_INLINE VF FmaFlushed(VF a, VF b, VF c) { return Fma(a, b, c); }
+// While it lives, denormal operands and results of this thread are zero.
+class FlushScope {
+ public:
+  FlushScope() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushScope() { _mm_setcsr(saved_); }
+  FlushScope(const FlushScope&) = delete;
+  FlushScope& operator=(const FlushScope&) = delete;
+
+ private:
+  const unsigned saved_;
+};
+BATON_INLINE VF LowBf16(VI a) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(a.lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(a.hi, 16))};
+}
+BATON_INLINE VF HighBf16(VI a) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(a.lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(a.hi, mask))};
+}
 BATON_INLINE VF SelectLess(VF a, VF b, VF x, VF y) {
   return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
@@ -85,6 +105,17 @@ BATON_INLINE VF ToFloat(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi3
 BATON_INLINE VI Bits(VF a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 BATON_INLINE VF FromBits(VI a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 BATON_INLINE VI AddI(VI a, VI b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+BATON_INLINE VI SubI(VI a, VI b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+BATON_INLINE VI LoadI(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+BATON_INLINE void StoreI(void* p, VI a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, a.hi);
+}
+BATON_INLINE VI ShiftLeft16(VI a) { return {_mm256_slli_epi32(a.lo, 16), _mm256_slli_epi32(a.hi, 16)}; }
+BATON_INLINE VI ShiftRight16(VI a) { return {_mm256_srai_epi32(a.lo, 16), _mm256_srai_epi32(a.hi, 16)}; }
 BATON_INLINE VI ShiftLeft23(VI a) { return {_mm256_slli_epi32(a.lo, 23), _mm256_slli_epi32(a.hi, 23)}; }
 BATON_INLINE VI AndI(VI a, VI b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
 BATON_INLINE VI MaxI(VI a, VI b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }

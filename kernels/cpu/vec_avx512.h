@@ -30,6 +30,23 @@ BATON_INLINE VF Mul(VF a, VF b) { return _mm512_mul_ps(a, b); }
 BATON_INLINE VF Div(VF a, VF b) { return _mm512_div_ps(a, b); }
 BATON_INLINE VF Max(VF a, VF b) { return _mm512_max_ps(a, b); }
 BATON_INLINE VF Fma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
+BATON_INLINE VF AddFlushed(VF a, VF b) { return Add(a, b); }
+BATON_INLINE VF FmaFlushed(VF a, VF b, VF c) { return Fma(a, b, c); }
+// While it lives, denormal operands and results of this thread are zero.
+class FlushScope {
+ public:
+  FlushScope() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushScope() { _mm_setcsr(saved_); }
+  FlushScope(const FlushScope&) = delete;
+  FlushScope& operator=(const FlushScope&) = delete;
+
+ private:
+  const unsigned saved_;
+};
+BATON_INLINE VF LowBf16(VI a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+BATON_INLINE VF HighBf16(VI a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
 BATON_INLINE VF SelectLess(VF a, VF b, VF x, VF y) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
 }
@@ -62,6 +79,11 @@ BATON_INLINE VF ToFloat(VI a) { return _mm512_cvtepi32_ps(a); }
 BATON_INLINE VI Bits(VF a) { return _mm512_castps_si512(a); }
 BATON_INLINE VF FromBits(VI a) { return _mm512_castsi512_ps(a); }
 BATON_INLINE VI AddI(VI a, VI b) { return _mm512_add_epi32(a, b); }
+BATON_INLINE VI SubI(VI a, VI b) { return _mm512_sub_epi32(a, b); }
+BATON_INLINE VI LoadI(const void* p) { return _mm512_loadu_si512(p); }
+BATON_INLINE void StoreI(void* p, VI a) { _mm512_storeu_si512(p, a); }
+BATON_INLINE VI ShiftLeft16(VI a) { return _mm512_slli_epi32(a, 16); }
+BATON_INLINE VI ShiftRight16(VI a) { return _mm512_srai_epi32(a, 16); }
 BATON_INLINE VI ShiftLeft23(VI a) { return _mm512_slli_epi32(a, 23); }
 BATON_INLINE VI AndI(VI a, VI b) { return _mm512_and_si512(a, b); }
 BATON_INLINE VI MaxI(VI a, VI b) { return _mm512_max_epi32(a, b); }

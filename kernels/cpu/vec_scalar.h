@@ -32,6 +32,30 @@ BATON_INLINE VF Div(VF a, VF b) { BATON_EACH a.v[i] /= b.v[i]; return a; }
 // The second operand when either is NaN, as the x86 instruction does.
 BATON_INLINE VF Max(VF a, VF b) { BATON_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 BATON_INLINE VF Fma(VF a, VF b, VF c) { BATON_EACH a.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]); return a; }
+// The same with denormal operands and results taken as zero. The others rely on FlushScope for that.
+BATON_INLINE float Flush(float a) { return a > -0x1p-126f && a < 0x1p-126f ? __builtin_copysignf(0.0f, a) : a; }
+BATON_INLINE VF AddFlushed(VF a, VF b) { BATON_EACH a.v[i] = Flush(Flush(a.v[i]) + Flush(b.v[i])); return a; }
+BATON_INLINE VF FmaFlushed(VF a, VF b, VF c) {
+  BATON_EACH {
+    const float x = Flush(a.v[i]), y = Flush(b.v[i]), z = Flush(c.v[i]);
+    float r = __builtin_fmaf(x, y, z);
+    // Hardware calls a result tiny after rounding it as if exponents had no lower end: 2^-126 itself may be too high.
+    if (r >= -0x1p-126f && r <= 0x1p-126f && r != 0) {
+      const float scaled = __builtin_fmaf(x * 0x1p64f, y, z * 0x1p64f);
+      if (scaled > -0x1p-62f && scaled < 0x1p-62f) r = __builtin_copysignf(0.0f, r);
+    }
+    a.v[i] = r;
+  }
+  return a;
+}
+struct FlushScope { FlushScope() {} };
+// Two rows of bfloat16 as pairs in the lanes' halves: the first, and the second, of each pair.
+BATON_INLINE VF LowBf16(VI a) { VF r; BATON_EACH r.v[i] = Bf16ToFloat(static_cast<uint16_t>(a.v[i])); return r; }
+BATON_INLINE VF HighBf16(VI a) {
+  VF r;
+  BATON_EACH r.v[i] = Bf16ToFloat(static_cast<uint16_t>(static_cast<uint32_t>(a.v[i]) >> 16));
+  return r;
+}
 // Lanes where a < b (false for NaN) take x, others y.
 BATON_INLINE VF SelectLess(VF a, VF b, VF x, VF y) { BATON_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i]; return x; }
 // Lanes whose index is in [begin, end) take x, others y.
@@ -74,6 +98,14 @@ BATON_INLINE VI AddI(VI a, VI b) {
   BATON_EACH a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]));
   return a;
 }
+BATON_INLINE VI SubI(VI a, VI b) {
+  BATON_EACH a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) - static_cast<uint32_t>(b.v[i]));
+  return a;
+}
+BATON_INLINE VI LoadI(const void* p) { VI r; memcpy(r.v, p, 64); return r; }
+BATON_INLINE void StoreI(void* p, VI a) { memcpy(p, a.v, 64); }
+BATON_INLINE VI ShiftLeft16(VI a) { BATON_EACH a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << 16); return a; }
+BATON_INLINE VI ShiftRight16(VI a) { BATON_EACH a.v[i] >>= 16; return a; }  // keeps the sign
 BATON_INLINE VI ShiftLeft23(VI a) { BATON_EACH a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << 23); return a; }
 BATON_INLINE VI AndI(VI a, VI b) { BATON_EACH a.v[i] &= b.v[i]; return a; }
 BATON_INLINE VI MaxI(VI a, VI b) { BATON_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }

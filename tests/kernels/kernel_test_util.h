@@ -22,6 +22,7 @@ inline std::vector<Isa> AvailableIsas() {
   std::vector<Isa> isas = {Isa::kScalar};
   if (cpu::CpuHasAvx2()) isas.push_back(Isa::kAvx2);
   if (cpu::CpuHasAvx512()) isas.push_back(Isa::kAvx512);
+  if (cpu::CpuHasAvx512Bf16()) isas.push_back(Isa::kAvx512Bf16);
   return isas;
 }
 

@@ -50,18 +50,22 @@ INSTANTIATE_TEST_SUITE_P(Formats, MatMulTest, testing::ValuesIn(kAllDTypes),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 TEST_P(MatMulTest, ScalarAgreesWithExactArithmetic) {
-  for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt}) {
+  for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt, NumericsClass::kBf16}) {
     const auto backend = MakeBackend(Isa::kScalar, numerics);
     for (const Shape& shape : {Shape{1, 16, Cols(1)}, Shape{3, 37, Cols(2)}, Shape{9, 5, Cols(3)}}) {
       const TestTensor tensor = RandomTensor(GetParam(), shape.rows, shape.cols, 1);
       const std::vector<float> x = RandomFloats(shape.m * shape.cols, 2);
       const std::vector<float> bias = RandomFloats(shape.rows, 3);
       const std::vector<float> y = Multiply(*backend, tensor, x, shape.m, bias.data());
-      const bool integer = numerics == NumericsClass::kInt && BlockElements(GetParam()) > 1;
+      const bool integer = numerics != NumericsClass::kF32 && BlockElements(GetParam()) > 1;
+      const bool rounded = numerics == NumericsClass::kBf16 && GetParam() == DType::kBF16;
       for (int r = 0; r < shape.m; ++r) {
         const float* row = x.data() + r * shape.cols;
-        const std::vector<double> activations =
+        std::vector<double> activations =
             integer ? QuantizedActivations(row, shape.cols) : std::vector<double>(row, row + shape.cols);
+        if (rounded) {
+          for (double& value : activations) value = Bf16ToFloat(FloatToBf16(static_cast<float>(value)));
+        }
         for (int64_t o = 0; o < shape.rows; ++o) {
           const std::vector<float> w = tensor.Row(o);
           double expected = bias[o], magnitude = std::fabs(bias[o]), quantization = 0;
@@ -84,7 +88,7 @@ TEST_P(MatMulTest, ScalarAgreesWithExactArithmetic) {
 }
 
 TEST_P(MatMulTest, BitsDependNeitherOnInstructionSetNorRowsNorThreads) {
-  for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt}) {
+  for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt, NumericsClass::kBf16}) {
     for (const Shape& shape : {Shape{67, 83, Cols(1)}, Shape{21, 160, Cols(2)}}) {
       const TestTensor tensor = RandomTensor(GetParam(), shape.rows, shape.cols, 11);
       const std::vector<float> x = RandomFloats(shape.m * shape.cols, 12);
@@ -159,6 +163,47 @@ TEST(MatMulExtremesTest, TinyAndZeroActivations) {
   }
 }
 
+// Products and sums around the smallest normal number, where vdpbf16ps takes denormals as zero, before and after.
+TEST(MatMulExtremesTest, Bf16DenormalsAreFlushedAlikeEverywhere) {
+  constexpr int64_t kCols = 37, kRows = 80;
+  TestTensor tensor = RandomTensor(DType::kBF16, kRows, kCols, 1);
+  std::mt19937 rng(2);
+  for (int64_t i = 0; i < kRows * kCols; ++i) {  // any sign and mantissa, exponents around 2^-64, some denormal
+    const uint16_t exponent = rng() % 8 == 0 ? 0 : 58 + rng() % 10;
+    const uint16_t bits = static_cast<uint16_t>((rng() & 0x807f) | exponent << 7);
+    std::memcpy(tensor.bytes.data() + 2 * i, &bits, 2);
+  }
+  for (const int m : {1, 3, 21}) {
+    std::vector<float> x = RandomFloats(m * kCols, 3), bias = RandomFloats(kRows, 4);
+    for (float& value : x) value = std::ldexp(value, -static_cast<int>(56 + rng() % 10) - (rng() % 16 == 0 ? 70 : 0));
+    for (float& value : bias) value = std::ldexp(value, -static_cast<int>(124 + rng() % 6));
+    const std::vector<float> expected =
+        Multiply(*MakeBackend(Isa::kScalar, NumericsClass::kBf16), tensor, x, m, bias.data());
+    int zeros = 0;
+    for (const float y : expected) {
+      ASSERT_TRUE(y == 0 || std::isnormal(y)) << y;
+      zeros += y == 0;
+    }
+    EXPECT_GT(zeros, 0);
+    for (const Isa isa : AvailableIsas()) {
+      const auto backend = MakeBackend(isa, NumericsClass::kBf16);
+      const std::vector<float> y = Multiply(*backend, tensor, x, m, bias.data());
+      ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0) << backend->name();
+    }
+  }
+}
+
+// The flushing ends with the product: what comes after sees denormals.
+TEST(MatMulExtremesTest, Bf16ProductsLeaveTheRoundingModeAlone) {
+  const TestTensor tensor = RandomTensor(DType::kBF16, 16, 32, 1);
+  for (const Isa isa : AvailableIsas()) {
+    const auto backend = MakeBackend(isa, NumericsClass::kBf16);
+    Multiply(*backend, tensor, RandomFloats(32, 2), 1);
+    volatile float smallest = std::numeric_limits<float>::min();
+    EXPECT_GT(smallest / 2, 0.0f) << backend->name();
+  }
+}
+
 // One call with several outputs of different formats and sizes equals a call for each.
 TEST(MatMulOutputsTest, OutputsShareTheInput) {
   const int64_t cols = 256;
@@ -170,7 +215,7 @@ TEST(MatMulOutputsTest, OutputsShareTheInput) {
   }
   const std::vector<float> x = RandomFloats(m * cols, 32);
   for (const Isa isa : AvailableIsas()) {
-    const auto backend = MakeBackend(isa, NumericsClass::kInt, 2);
+    const auto backend = MakeBackend(isa, NumericsClass::kBf16, 2);
     std::vector<std::unique_ptr<WeightMatrix>> weights;
     std::vector<std::vector<float>> results;
     std::vector<MatMulOutput> outputs;
@@ -188,14 +233,21 @@ TEST(MatMulOutputsTest, OutputsShareTheInput) {
 }
 
 TEST(CreateCpuTest, RefusesWhatTheCpuLacks) {
-  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, false, false).value(), Isa::kScalar);
-  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, true, false).value(), Isa::kAvx2);
-  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, true, true).value(), Isa::kAvx512);
-  EXPECT_EQ(cpu::ResolveIsa(Isa::kScalar, true, true).value(), Isa::kScalar);
-  const absl::Status no_avx512 = cpu::ResolveIsa(Isa::kAvx512, true, false).status();
+  const cpu::CpuSets none, avx2 = {.avx2 = true}, avx512 = {.avx2 = true, .avx512 = true};
+  const cpu::CpuSets slow_bf16 = {.avx2 = true, .avx512 = true, .avx512_bf16 = true};
+  const cpu::CpuSets fast_bf16 = {.avx2 = true, .avx512 = true, .avx512_bf16 = true, .bf16_dot_is_fast = true};
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, none).value(), Isa::kScalar);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, avx2).value(), Isa::kAvx2);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, avx512).value(), Isa::kAvx512);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, slow_bf16).value(), Isa::kAvx512);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, fast_bf16).value(), Isa::kAvx512Bf16);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAvx512Bf16, slow_bf16).value(), Isa::kAvx512Bf16);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kScalar, fast_bf16).value(), Isa::kScalar);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAvx512Bf16, avx512).status().code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status no_avx512 = cpu::ResolveIsa(Isa::kAvx512, avx2).status();
   EXPECT_EQ(no_avx512.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(no_avx512.message().find("scalar, avx2;"), absl::string_view::npos) << no_avx512;
-  EXPECT_EQ(cpu::ResolveIsa(Isa::kAvx2, false, false).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAvx2, none).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Backend::CreateCpu({.num_threads = -1}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Backend::CreateCpu({.num_threads = 1 << 20}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeBackend(Isa::kScalar)->name(), "cpu/scalar");
