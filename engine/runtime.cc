@@ -4,9 +4,12 @@
 #include <chrono>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "engine/available_memory.h"
 #include "model/config.h"
@@ -19,7 +22,34 @@ namespace {
 
 constexpr int kDefaultMaxContext = 8192;
 
-absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config) {
+// "0-3,8" as 0, 1, 2, 3, 8. The backend checks that the cores exist.
+absl::StatusOr<std::vector<int>> ParseCores(absl::string_view text) {
+  constexpr int kMaxCores = 4096;
+  std::vector<int> cores;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::pair<absl::string_view, absl::string_view> range = absl::StrSplit(part, absl::MaxSplits('-', 1));
+    int first = 0, last = 0;
+    const bool one = part.find('-') == absl::string_view::npos;
+    if (!absl::SimpleAtoi(range.first, &first) || !absl::SimpleAtoi(one ? range.first : range.second, &last) ||
+        first < 0 || last < first || last >= kMaxCores) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cores is \"", text, "\"; expected core numbers and ranges, as in 0-3,8"));
+    }
+    for (int core = first; core <= last; ++core) cores.push_back(core);
+  }
+  return cores;
+}
+
+absl::StatusOr<kernels::WeightLayout> LayoutByName(absl::string_view name, kernels::WeightLayout by_role) {
+  if (name.empty() || name == "auto") return by_role;
+  if (name == "decode") return kernels::WeightLayout::kDecode;
+  if (name == "prefill") return kernels::WeightLayout::kPrefill;
+  if (name == "both") return kernels::WeightLayout::kBoth;
+  return absl::InvalidArgumentError(
+      absl::StrCat("weight_layout is \"", name, "\"; expected auto, decode, prefill or both"));
+}
+
+absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config, kernels::WeightLayout by_role) {
   kernels::Backend::Options options;
   const std::string isa = config.has_isa() ? config.isa() : "auto";
   if (isa == "scalar") {
@@ -30,11 +60,21 @@ absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& confi
     options.isa = kernels::Isa::kAvx512;
   } else if (isa == "avx512_bf16") {
     options.isa = kernels::Isa::kAvx512Bf16;
+  } else if (isa == "amx") {
+    options.isa = kernels::Isa::kAmx;
   } else if (isa != "auto") {
-    return absl::InvalidArgumentError(absl::StrCat("isa is \"", isa, "\"; expected auto, scalar, avx2 or avx512"));
+    return absl::InvalidArgumentError(absl::StrCat("isa is \"", isa, "\"; expected auto, scalar, avx2, avx512, avx512_bf16 or amx"));
   }
   options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
   options.num_threads = static_cast<int>(config.threads());
+  const absl::StatusOr<kernels::WeightLayout> layout = LayoutByName(config.weight_layout(), by_role);
+  if (!layout.ok()) return layout.status();
+  options.weight_layout = *layout;
+  if (config.has_cores()) {
+    absl::StatusOr<std::vector<int>> cores = ParseCores(config.cores());
+    if (!cores.ok()) return cores.status();
+    options.cores = *std::move(cores);
+  }
   return options;
 }
 
@@ -58,13 +98,16 @@ kernels::KvLayout LayoutOf(const model::ModelConfig& config, kernels::DType dtyp
   return layout;
 }
 
-// Before anything is read: what the file's tensors will roughly take. Packing keeps sizes within a few percent; a tied
-// head is the embedding a second time.
-int64_t EstimateWeightBytes(const model::GgufFile& file, const model::ModelConfig& config) {
+// Before anything is read: what the file's tensors will roughly take. Packing keeps sizes within a few percent; the
+// prefill layout holds 4-bit codes in 8 bits.
+int64_t EstimateWeightBytes(const model::GgufFile& file, kernels::WeightLayout layout) {
   uint64_t bytes = 0;
   for (const model::GgufTensor& tensor : file.tensors()) {
-    bytes += tensor.num_bytes;
-    if (config.tied_head && tensor.name == "token_embd.weight") bytes += tensor.num_bytes;
+    const bool four_bit = tensor.dtype == kernels::DType::kQ4_0 || tensor.dtype == kernels::DType::kQ4_1 ||
+                          tensor.dtype == kernels::DType::kQ4_K;
+    const uint64_t tiles = four_bit ? tensor.num_elements / 2 : 0;
+    bytes += tensor.num_bytes + (layout == kernels::WeightLayout::kDecode ? 0 : tiles);
+    if (layout == kernels::WeightLayout::kBoth && four_bit) bytes += tensor.num_bytes;
   }
   return static_cast<int64_t>(bytes);
 }
@@ -146,7 +189,8 @@ struct Plan {
   int64_t kv_bytes = 0;
 };
 
-absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& file) {
+absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& file,
+                              kernels::WeightLayout layout_by_role) {
   Plan plan;
   absl::StatusOr<model::ModelConfig> model_config = model::ReadConfig(file);
   if (!model_config.ok()) return model_config.status();
@@ -155,7 +199,7 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<kernels::DType> kv_dtype = KvDType(config);
   if (!kv_dtype.ok()) return kv_dtype.status();
-  absl::StatusOr<kernels::Backend::Options> backend = BackendOptions(config);
+  absl::StatusOr<kernels::Backend::Options> backend = BackendOptions(config, layout_by_role);
   if (!backend.ok()) return backend.status();
   plan.backend = *backend;
 
@@ -195,9 +239,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   }
   absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(config.model());
   if (!file.ok()) return file.status();
-  absl::StatusOr<Plan> plan = MakePlan(config, *file);
+  absl::StatusOr<Plan> plan = MakePlan(config, *file, options.layout_by_role);
   if (!plan.ok()) return plan.status();
-  const MemoryDemand before{EstimateWeightBytes(*file, plan->model_config), plan->kv_bytes, 0};
+  const MemoryDemand before{EstimateWeightBytes(*file, plan->backend.weight_layout), plan->kv_bytes, 0};
   if (absl::Status s = CheckMemory(before, ReadAvailableMemory()); !s.ok()) return s;
 
   std::unique_ptr<LoadedModel> loaded(new LoadedModel());

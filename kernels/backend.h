@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -31,8 +32,14 @@ enum class NumericsClass { kF32, kInt, kBf16 };
 absl::string_view Name(NumericsClass numerics);
 std::optional<NumericsClass> NumericsFromName(absl::string_view name);
 
-// kAvx512Bf16: kAvx512 with vdpbf16ps. All give the same bits within one class.
-enum class Isa { kAuto, kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+// kAvx512Bf16: kAvx512 with vdpbf16ps. kAmx: kAvx512 with integer products of many rows on AMX tiles. All give the same
+// bits within one class.
+enum class Isa { kAuto, kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+
+// How weights lie in memory; results are the same bit for bit. kDecode: in their own bits, in the order in which one row
+// streams them (the fastest for few rows; many rows expand 4-bit codes as they go). kPrefill: as compute tiles, 4-bit
+// codes expanded to 8. kBoth: each product uses the better one; formats that are the same in both are held once.
+enum class WeightLayout { kDecode, kPrefill, kBoth };
 
 // A weight as the model file has it: `rows` output features of `cols` inputs each, one row after the other.
 struct HostTensor {
@@ -84,8 +91,11 @@ class Backend {
     Isa isa = Isa::kAuto;
     NumericsClass numerics = NumericsClass::kInt;
     int num_threads = 0;  // 0: one per core
+    WeightLayout weight_layout = WeightLayout::kDecode;
+    std::vector<int> cores;  // compute thread i is pinned to cores[i % size]; empty: not pinned
   };
-  // INVALID_ARGUMENT when the CPU lacks a forced instruction set (the message lists what it has).
+  // INVALID_ARGUMENT when the CPU lacks a forced instruction set (the message lists what it has) or
+  // a core.
   static absl::StatusOr<std::unique_ptr<Backend>> CreateCpu(const Options& options);
 
   virtual ~Backend() = default;
@@ -94,7 +104,11 @@ class Backend {
   virtual NumericsClass numerics() const = 0;
 
   // Never null; the tensor was validated by the loader (cols is a multiple of the format's block).
-  virtual std::unique_ptr<WeightMatrix> PackWeights(const HostTensor& tensor) = 0;
+  // RESOURCE_EXHAUSTED when there is no memory for it.
+  virtual absl::StatusOr<std::unique_ptr<WeightMatrix>> PackWeights(const HostTensor& tensor) = 0;
+
+  // out[0, cols) = row `row` of a packed weight, the same bits as DequantizeRow of the file's row.
+  virtual void ReadRow(const WeightMatrix& weight, int64_t row, float* out) const = 0;
 
   // All outputs share the input x[m, cols] (row stride x_stride), so that it is quantized once.
   virtual void MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) = 0;

@@ -101,7 +101,11 @@ void Transformer::Forward(const ForwardBatch& batch, const kernels::KvView& kv, 
 void Transformer::Embed(std::span<const int32_t> token_ids, float* x) const {
   const size_t row_bytes = embedding_.size() / static_cast<size_t>(config_.vocab_size);
   for (int32_t id : token_ids) {
-    kernels::DequantizeRow(embedding_dtype_, embedding_.data() + static_cast<size_t>(id) * row_bytes, x, config_.dim);
+    if (embedding_.empty()) {
+      backend_->ReadRow(*head_, id, x);
+    } else {
+      kernels::DequantizeRow(embedding_dtype_, embedding_.data() + static_cast<size_t>(id) * row_bytes, x, config_.dim);
+    }
     if (config_.embedding_scale != 1) {
       for (int i = 0; i < config_.dim; ++i) x[i] *= config_.embedding_scale;
     }

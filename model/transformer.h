@@ -28,7 +28,7 @@ namespace baton::model {
 // Bytes a loaded model occupies, to the byte (spec row S7, S8); KV is KvLayoutFor(...).token_bytes() a token.
 struct MemoryLedger {
   uint64_t weight_bytes = 0;     // matrices in the backend's layout, the head among them
-  uint64_t embedding_bytes = 0;  // rows looked up per token, in the file's format
+  uint64_t embedding_bytes = 0;  // rows looked up per token, in the file's format; 0 if tied: the head's
   uint64_t vector_bytes = 0;     // norms, biases and rotary frequencies
   uint64_t scratch_bytes = 0;    // activations of max_batch_rows rows
   uint64_t total() const { return weight_bytes + embedding_bytes + vector_bytes + scratch_bytes; }
@@ -44,7 +44,8 @@ class Transformer : public ModelRunner {
   };
 
   // Validates and copies. Errors: ReadConfig's; DATA_LOSS or FAILED_PRECONDITION when the file changes meanwhile;
-  // INVALID_ARGUMENT for options out of range or norms and biases that are not finite; RESOURCE_EXHAUSTED: scratch.
+  // INVALID_ARGUMENT for options out of range or norms and biases that are not finite; RESOURCE_EXHAUSTED: weights or
+  // scratch.
   static absl::StatusOr<std::unique_ptr<Transformer>> Load(const GgufFile& file, kernels::Backend* backend,
                                                            const Options& options);
 
@@ -81,7 +82,7 @@ class Transformer : public ModelRunner {
   const RopeAngles local_rope_;
 
   kernels::DType embedding_dtype_ = kernels::DType::kF32;
-  std::vector<std::byte> embedding_;  // [vocab_size] rows in embedding_dtype_
+  std::vector<std::byte> embedding_;  // [vocab_size] rows in embedding_dtype_; empty if the head is tied
   std::vector<Layer> layers_;
   std::vector<float> output_norm_;
   std::unique_ptr<kernels::WeightMatrix> head_;

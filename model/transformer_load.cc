@@ -42,8 +42,11 @@ class Transformer::Loader {
     const GgufTensor* tensor = Read("token_embd.weight");
     if (tensor == nullptr) return;
     model->embedding_dtype_ = tensor->dtype;
-    if (model->config_.tied_head) model->head_ = Pack(*tensor, buffer_);
-    model->embedding_ = std::move(buffer_);
+    if (model->config_.tied_head) {  // rows are then read from the head
+      model->head_ = Pack(*tensor, buffer_);
+    } else {
+      model->embedding_ = std::move(buffer_);
+    }
     buffer_ = {};
   }
 
@@ -93,8 +96,14 @@ class Transformer::Loader {
   }
 
   std::unique_ptr<kernels::WeightMatrix> Pack(const GgufTensor& tensor, const std::vector<std::byte>& bytes) {
-    return backend_->PackWeights(
+    auto packed = backend_->PackWeights(
         {.dtype = tensor.dtype, .rows = tensor.dims[1], .cols = tensor.dims[0], .data = bytes.data()});
+    if (!packed.ok()) {
+      Fail(absl::Status(packed.status().code(),
+                        absl::StrCat(file_.name(), ": tensor ", tensor.name, ": ", packed.status().message())));
+      return nullptr;
+    }
+    return *std::move(packed);
   }
 
   void Fail(absl::Status status) {

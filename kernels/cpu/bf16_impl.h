@@ -76,13 +76,13 @@ __attribute__((noinline)) static void Bf16Panels(const MatMulArgs& a, int64_t pa
   for (int64_t begin = 0; begin < a.m; begin += block_rows) {
     const int64_t end = begin + block_rows < a.m ? begin + block_rows : a.m;
     int64_t panel = panel_begin;
-    if (a.m <= 4) {  // one stream of memory, in order
+    if (a.m <= kFewRows) {  // one stream of memory, in order
       for (; panel % kSuperPanels == 0 && panel + kSuperPanels <= panel_end; panel += kSuperPanels) {
         Bf16Rows<kSuperPanels>(a, panel, begin, end, kAheadBytes);
       }
     }
     for (; panel + 2 <= panel_end && panel % kSuperPanels + 2 <= kSuperPanels; panel += 2) {
-      Bf16Rows<2>(a, panel, begin, end, a.m <= 4 ? kAheadBytes : super_bytes);
+      Bf16Rows<2>(a, panel, begin, end, a.m <= kFewRows ? kAheadBytes : super_bytes);
     }
     for (; panel < panel_end; ++panel) Bf16Rows<1>(a, panel, begin, end, kAheadBytes);
   }

@@ -20,6 +20,8 @@ const KernelTable& KernelsOf(Isa isa) {
       return Avx512Kernels();
     case Isa::kAvx512Bf16:
       return Avx512Bf16Kernels();
+    case Isa::kAmx:
+      return AmxKernels();
     case Isa::kAuto:
     case Isa::kScalar:
       break;
@@ -34,8 +36,11 @@ const PackedMatrix& Packed(const MatMulOutput& output) { return static_cast<cons
 
 }  // namespace
 
-CpuBackend::CpuBackend(const KernelTable& kernels, NumericsClass numerics, int num_threads)
-    : kernels_(kernels), numerics_(numerics), pool_(num_threads) {}
+CpuBackend::CpuBackend(const KernelTable& kernels, const Backend::Options& options, int num_threads)
+    : kernels_(kernels),
+      numerics_(options.numerics),
+      weight_layout_(options.weight_layout),
+      pool_(num_threads, options.cores) {}
 
 template <typename Fn>
 void CpuBackend::ForRange(int64_t n, int64_t work, const Fn& fn) {
@@ -45,18 +50,27 @@ void CpuBackend::ForRange(int64_t n, int64_t work, const Fn& fn) {
   pool_.Run(tasks, [&](int task, int thread) { fn(n * task / tasks, n * (task + 1) / tasks, thread); });
 }
 
-std::unique_ptr<WeightMatrix> CpuBackend::PackWeights(const HostTensor& tensor) {
-  auto matrix = std::make_unique<PackedMatrix>(tensor, numerics_, &arena_);
+absl::StatusOr<std::unique_ptr<WeightMatrix>> CpuBackend::PackWeights(const HostTensor& tensor) {
+  std::unique_ptr<PackedMatrix> matrix = PackedMatrix::Allocate(tensor, numerics_, weight_layout_, &arena_);
+  if (matrix == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a weight of ", tensor.rows, " x ", tensor.cols, " in ", Name(tensor.dtype),
+                     "; use a smaller model or quantization, or free memory on this machine"));
+  }
   ForRange(matrix->num_panels(), matrix->rows() * matrix->cols(),
            [&](int64_t begin, int64_t end, int) { matrix->PackPanels(tensor, begin, end); });
   return matrix;
+}
+
+void CpuBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {
+  static_cast<const PackedMatrix&>(weight).ReadRow(row, out);
 }
 
 void CpuBackend::Quantize(const float* x, int64_t x_stride, int m, int64_t cols) {
   const size_t elements = static_cast<size_t>(m) * cols;
   quantized_.rows = m;
   quantized_.cols = cols;
-  quantized_.cells = quantized_memory_.Reserve(elements / kQuantGroup * kActivationCellBytes);
+  quantized_.cells = quantized_memory_.Reserve(elements / kQuantGroup * kActivationCellBytes + 1024);
   ForRange(m, static_cast<int64_t>(elements / 2), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) kernels_.quantize_row(x + r * x_stride, r, quantized_);
   });
@@ -73,12 +87,13 @@ void CpuBackend::RoundToBf16(const float* x, int64_t x_stride, int m, int64_t co
 
 void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
   if (m <= 0 || outputs.empty()) return;
+  pool_.PinCaller();
   int64_t num_panels = 0;
   bool any_integer = false, any_rounded = false;
   for (const MatMulOutput& output : outputs) {
     num_panels += Packed(output).num_panels();
-    any_integer |= IsIntegerLayout(Packed(output).layout());
-    any_rounded |= Packed(output).layout() == PackedLayout::kBf16Dot;
+    any_integer |= IsIntegerLayout(Packed(output).panels(m).layout);
+    any_rounded |= Packed(output).panels(m).layout == PackedLayout::kBf16Dot;
   }
   const int64_t cols = Packed(outputs[0]).cols();
   const int64_t scratch_bytes = ExpandScratchBytes(cols);
@@ -99,8 +114,9 @@ void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const
       first += weight.num_panels();
       if (panel_begin >= panel_end) continue;
       MatMulArgs args;
-      args.panels = weight.panel(0);
-      args.panel_bytes = static_cast<size_t>(weight.panel(1) - weight.panel(0));
+      const PanelSet& panels = weight.panels(m);
+      args.panels = panels.panel(0);
+      args.panel_bytes = panels.panel_bytes;
       args.rows = weight.rows();
       args.cols = cols;
       args.x = x;
@@ -112,7 +128,7 @@ void CpuBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const
       args.bias = output.bias;
       args.y = output.y;
       args.y_stride = output.y_stride;
-      kernels_.matmul[static_cast<int>(weight.layout())](args, panel_begin, panel_end);
+      kernels_.matmul[static_cast<int>(panels.layout)](args, panel_begin, panel_end);
     }
   });
 }
@@ -263,7 +279,12 @@ absl::StatusOr<std::unique_ptr<Backend>> Backend::CreateCpu(const Options& optio
   const int num_threads = options.num_threads > 0
                               ? options.num_threads
                               : std::clamp<int>(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
-  return std::make_unique<cpu::CpuBackend>(cpu::KernelsOf(*isa), options.numerics, num_threads);
+  for (const int core : options.cores) {
+    if (!cpu::ThreadPool::CanPinTo(core)) {
+      return absl::InvalidArgumentError(absl::StrCat("cores names ", core, ", which this process may not use here"));
+    }
+  }
+  return std::make_unique<cpu::CpuBackend>(cpu::KernelsOf(*isa), options, num_threads);
 }
 
 }  // namespace baton::kernels

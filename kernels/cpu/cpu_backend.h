@@ -19,11 +19,12 @@ namespace baton::kernels::cpu {
 // Thread contract: as Backend. The methods' contracts are in kernels/backend.h.
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& kernels, NumericsClass numerics, int num_threads);
+  CpuBackend(const KernelTable& kernels, const Backend::Options& options, int num_threads);
 
   std::string name() const override { return std::string("cpu/") + kernels_.name; }
   NumericsClass numerics() const override { return numerics_; }
-  std::unique_ptr<WeightMatrix> PackWeights(const HostTensor& tensor) override;
+  absl::StatusOr<std::unique_ptr<WeightMatrix>> PackWeights(const HostTensor& tensor) override;
+  void ReadRow(const WeightMatrix& weight, int64_t row, float* out) const override;
   void MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) override;
   void RmsNorm(const float* x, int64_t x_stride, int m, int dim, const float* weight, float epsilon, float* y,
                int64_t y_stride) override;
@@ -58,6 +59,7 @@ class CpuBackend final : public Backend {
 
   const KernelTable& kernels_;
   const NumericsClass numerics_;
+  const WeightLayout weight_layout_;
   ThreadPool pool_;
   WeightArena arena_;
   QuantizedRows quantized_;

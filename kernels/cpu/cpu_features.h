@@ -13,6 +13,7 @@ bool CpuHasAvx2();    // with FMA and F16C
 bool CpuHasAvx512();  // F, BW, VL, DQ and VNNI
 
 bool CpuHasAvx512Bf16();  // CpuHasAvx512 and BF16
+bool CpuHasAmx();  // CpuHasAvx512 and AMX INT8, and Linux lets this process use tiles (asks for it)
 // Whether vdpbf16ps is faster than two FMAs here: not on Intel's CPUs.
 bool Bf16DotIsFast();
 
@@ -21,7 +22,7 @@ std::string AvailableIsas();
 
 // kAuto becomes the best available; a set that is not available is INVALID_ARGUMENT.
 struct CpuSets {
-  bool avx2 = false, avx512 = false, avx512_bf16 = false, bf16_dot_is_fast = false;
+  bool avx2 = false, avx512 = false, avx512_bf16 = false, amx = false, bf16_dot_is_fast = false;
 };
 CpuSets ThisCpu();
 absl::StatusOr<Isa> ResolveIsa(Isa isa, const CpuSets& cpu);

@@ -20,7 +20,7 @@ inline constexpr int kActivationBlockRows = 16;
 inline constexpr int kActivationCellBytes = 52;  // of one row
 struct QuantizedRows {
   int64_t rows = 0, cols = 0;
-  uint8_t* cells = nullptr;  // 64-byte aligned; rows * (cols / 32) * kActivationCellBytes bytes
+  uint8_t* cells = nullptr;  // 64-byte aligned; rows * (cols / 32) * kActivationCellBytes bytes, and 1 KB more
 };
 
 // Activations rounded to bfloat16 (class kBf16), in pairs of k: blocks of 16 rows as above, in a block for each pair, for
@@ -30,6 +30,7 @@ struct RoundedRows {
   uint8_t* pairs = nullptr;  // 64-byte aligned; rows * ((cols + 1) / 2) * rounded_pair_bytes bytes
 };
 
+inline constexpr int kFewRows = 4;         // up to here a product is limited by memory and streams panel by panel
 inline constexpr int kSuperPanels = 4;     // panels that PackedLayout::kBf16Dot interleaves
 inline constexpr int kNumMatMulKernels = 11;
 inline constexpr int kBf16DotLayout = 10;  // PackedLayout::kBf16Dot
@@ -103,6 +104,7 @@ const KernelTable& ScalarKernels();
 const KernelTable& Avx2Kernels();
 const KernelTable& Avx512Kernels();
 const KernelTable& Avx512Bf16Kernels();
+const KernelTable& AmxKernels();
 
 }  // namespace baton::kernels::cpu
 

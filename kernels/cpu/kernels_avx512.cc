@@ -23,6 +23,7 @@ constexpr int kValueVectors = 4;
 // clang-format off
 #include "kernels/cpu/quantize_impl.h"
 #include "kernels/cpu/store_tile_impl.h"
+#include "kernels/cpu/panel_impl.h"
 #include "kernels/cpu/matmul_impl.h"
 #include "kernels/cpu/bf16_fma_impl.h"
 #include "kernels/cpu/bf16_impl.h"

@@ -6,14 +6,6 @@
 // float layouts take acc = fma(w, x, acc) in ascending k. Tile sizes change which outputs are computed together, never
 // the order within one.
 
-// How the scales of a group lie in a panel (packed_matrix.h).
-enum class ScaleKind { kHalf, kHalfMin, kFloatMin, kPair };
-
-constexpr int ScaleBytes(ScaleKind kind) {
-  return kind == ScaleKind::kHalf ? 32 : kind == ScaleKind::kHalfMin ? 64 : 128;
-}
-constexpr bool HasMin(ScaleKind kind) { return kind == ScaleKind::kHalfMin || kind == ScaleKind::kFloatMin; }
-
 // Memory that is read next, asked for while this is computed: some cache lines for each pair of groups.
 struct Ahead {
   const uint8_t* from = nullptr;
@@ -128,31 +120,17 @@ BATON_INLINE void IntegerRows(const MatMulArgs& a, const uint8_t* panel_at, size
   }
 }
 
-// Some panels with 4-bit codes as panels with 8-bit codes, value + 128, in a.scratch.
-template <ScaleKind kScale>
-BATON_INLINE void ExpandPanels(const uint8_t* from, int64_t pairs, uint8_t* to) {
-  constexpr int kScaleBytes = ScaleBytes(kScale);
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    memcpy(to, from, 2 * kScaleBytes);
-    from += 2 * kScaleBytes;
-    to += 2 * kScaleBytes;
-    for (int half = 0; half < 2; ++half, from += 256, to += 512) {
-      ExpandNibbles(from, kScale == ScaleKind::kHalf ? 120 : 128, to);
-    }
-  }
-}
-
 template <int kPanels, int kBits, ScaleKind kScale>
 BATON_INLINE void IntegerPanels(const MatMulArgs& a, int64_t panel, int64_t begin, int64_t end) {
   const uint8_t* at = a.panels + panel * a.panel_bytes;
   const int64_t pairs = (a.cols / 32 + 1) / 2;
   const int lines = kPanels * 2 * (ScaleBytes(kScale) + kBits * 64) / 64;
-  const bool few_rows = a.m <= 4;
+  const bool few_rows = a.m <= kFewRows;
   const Ahead ahead = {at + (few_rows ? kAheadBytes : kPanels * a.panel_bytes), lines};
   if constexpr (kBits == 4 && kExpandsNibbles) {
     if (!few_rows) {
       const size_t wide_bytes = pairs * 2 * (ScaleBytes(kScale) + 512);
-      ExpandPanels<kScale>(at, kPanels * pairs, a.scratch);
+      ExpandPanels<kScale>(at, kPanels * pairs, kScale == ScaleKind::kHalf ? 120 : 128, a.scratch);
       IntegerRows<kPanels, 8, kScale>(a, a.scratch, wide_bytes, panel, begin, end, ahead);
       return;
     }
@@ -170,7 +148,7 @@ static void IntegerMatMul(const MatMulArgs& a, int64_t panel_begin, int64_t pane
     const int64_t end = begin + block_rows < a.m ? begin + block_rows : a.m;
     int64_t panel = panel_begin;
     if constexpr (kTilePanels > 1) {
-      if (a.m > 4) {  // fewer rows stream one panel
+      if (a.m > kFewRows) {  // fewer rows stream one panel
         for (; panel + kTilePanels <= panel_end; panel += kTilePanels) {
           IntegerPanels<kTilePanels, kBits, kScale>(a, panel, begin, end);
         }

@@ -37,6 +37,20 @@ PackedLayout LayoutFor(DType dtype, NumericsClass numerics) {
   return PackedLayout::kF32;
 }
 
+// The same with 8-bit codes: what 4-bit codes are expanded to for many rows.
+PackedLayout TileLayout(PackedLayout layout) {
+  switch (layout) {
+    case PackedLayout::kInt4Half:
+      return PackedLayout::kInt8Half;
+    case PackedLayout::kInt4HalfMin:
+      return PackedLayout::kInt8HalfMin;
+    case PackedLayout::kInt4FloatMin:
+      return PackedLayout::kInt8FloatMin;
+    default:
+      return layout;
+  }
+}
+
 size_t ScalesBytes(PackedLayout layout) {
   switch (layout) {
     case PackedLayout::kInt4Half:
@@ -59,6 +73,14 @@ bool IsFourBit(PackedLayout layout) {
          layout == PackedLayout::kInt4FloatMin;
 }
 
+bool HasHalfScales(PackedLayout layout) {
+  return layout == PackedLayout::kInt4Half || layout == PackedLayout::kInt4HalfMin ||
+         layout == PackedLayout::kInt8Half || layout == PackedLayout::kInt8HalfMin;
+}
+
+// What is added to a value to make its code.
+int CodeOffset(PackedLayout layout) { return layout == PackedLayout::kInt4Half ? 8 : IsFourBit(layout) ? 0 : 128; }
+
 // Half scales came from halves in the file, so the conversion is exact.
 void StoreScale(bool half, float value, uint8_t* base, int index) {
   if (half) {
@@ -69,31 +91,59 @@ void StoreScale(bool half, float value, uint8_t* base, int index) {
   }
 }
 
+float ReadScale(bool half, const uint8_t* base, int index) {
+  if (half) {
+    uint16_t h;
+    std::memcpy(&h, base + 2 * index, sizeof h);
+    return HalfToFloat(h);
+  }
+  float value;
+  std::memcpy(&value, base + 4 * index, sizeof value);
+  return value;
+}
+
+// False when there is no memory for the set.
+bool AllocateSet(PackedLayout layout, int64_t rows, int64_t cols, WeightArena* arena, PanelSet* set) {
+  set->layout = layout;
+  if (IsIntegerLayout(layout)) {
+    set->scales_bytes = ScalesBytes(layout);
+    set->codes_bytes = IsFourBit(layout) ? 256 : 512;
+    set->panel_bytes = (cols / kQuantGroup + 1) / 2 * 2 * (set->scales_bytes + set->codes_bytes);
+  } else if (layout == PackedLayout::kBf16Dot) {
+    set->panel_bytes = static_cast<size_t>((cols + 1) / 2) * kPanelRows * 4;
+  } else {
+    set->panel_bytes = static_cast<size_t>(cols) * kPanelRows * (layout == PackedLayout::kF32 ? 4 : 2);
+  }
+  set->memory = arena->Allocate(set->panel_bytes * ((rows + kPanelRows - 1) / kPanelRows));
+  return set->memory != nullptr;
+}
+
 }  // namespace
 
-PackedMatrix::PackedMatrix(const HostTensor& tensor, NumericsClass numerics, WeightArena* arena)
-    : rows_(tensor.rows), cols_(tensor.cols), layout_(LayoutFor(tensor.dtype, numerics)) {
-  if (IsIntegerLayout(layout_)) {
-    const int64_t groups = cols_ / kQuantGroup;
-    scales_bytes_ = ScalesBytes(layout_);
-    codes_bytes_ = IsFourBit(layout_) ? 256 : 512;
-    panel_bytes_ = (groups + 1) / 2 * 2 * (scales_bytes_ + codes_bytes_);
-  } else if (layout_ == PackedLayout::kBf16Dot) {
-    panel_bytes_ = static_cast<size_t>((cols_ + 1) / 2) * kPanelRows * 4;
-  } else {
-    panel_bytes_ = static_cast<size_t>(cols_) * kPanelRows * (layout_ == PackedLayout::kF32 ? 4 : 2);
+std::unique_ptr<PackedMatrix> PackedMatrix::Allocate(const HostTensor& tensor, NumericsClass numerics,
+                                                     WeightLayout layout, WeightArena* arena) {
+  std::unique_ptr<PackedMatrix> matrix(new PackedMatrix(tensor));
+  const PackedLayout own = LayoutFor(tensor.dtype, numerics), tiles = TileLayout(own);
+  const PackedLayout first = layout == WeightLayout::kPrefill ? tiles : own;
+  if (!AllocateSet(first, tensor.rows, tensor.cols, arena, &matrix->first_)) return nullptr;
+  if (layout == WeightLayout::kBoth && tiles != own &&
+      !AllocateSet(tiles, tensor.rows, tensor.cols, arena, &matrix->second_)) {
+    return nullptr;
   }
-  memory_bytes_ = panel_bytes_ * num_panels();
-  memory_ = arena->Allocate(memory_bytes_);
-  data_ = memory_.get();
+  return matrix;
+}
+
+size_t PackedMatrix::memory_bytes() const {
+  return (first_.panel_bytes + (second_.memory != nullptr ? second_.panel_bytes : 0)) * num_panels();
 }
 
 void PackedMatrix::PackPanels(const HostTensor& tensor, int64_t begin, int64_t end) {
-  std::vector<float> row(IsIntegerLayout(layout_) ? 0 : cols_);
+  std::vector<float> row(IsIntegerLayout(first_.layout) ? 0 : cols_);
   for (int64_t panel = begin; panel < end; ++panel) {
-    if (IsIntegerLayout(layout_)) {
-      PackIntegerPanel(tensor, panel);
-    } else if (layout_ == PackedLayout::kBf16Dot) {
+    if (IsIntegerLayout(first_.layout)) {
+      PackIntegerPanel(tensor, panel, first_);
+      if (second_.memory != nullptr) PackIntegerPanel(tensor, panel, second_);
+    } else if (first_.layout == PackedLayout::kBf16Dot) {
       PackBf16Panel(tensor, panel);
     } else {
       PackFloatPanel(tensor, panel, row.data());
@@ -104,7 +154,7 @@ void PackedMatrix::PackPanels(const HostTensor& tensor, int64_t begin, int64_t e
 void PackedMatrix::PackBf16Panel(const HostTensor& tensor, int64_t panel) {
   const int64_t super = panel / kSuperPanels * kSuperPanels;
   const int64_t width = std::min<int64_t>(num_panels() - super, kSuperPanels);
-  uint8_t* const base = data_ + super * panel_bytes_ + (panel - super) * 64;
+  uint8_t* const base = first_.memory.get() + super * first_.panel_bytes + (panel - super) * 64;
   for (int lane = 0; lane < kPanelRows && panel * kPanelRows + lane < rows_; ++lane) {
     const uint8_t* src = static_cast<const uint8_t*>(tensor.data) + (panel * kPanelRows + lane) * cols_ * 2;
     for (int64_t pair = 0; pair < (cols_ + 1) / 2; ++pair) {
@@ -114,11 +164,11 @@ void PackedMatrix::PackBf16Panel(const HostTensor& tensor, int64_t panel) {
 }
 
 void PackedMatrix::PackFloatPanel(const HostTensor& tensor, int64_t panel, float* row) {
-  uint8_t* const base = data_ + panel * panel_bytes_;
+  uint8_t* const base = first_.memory.get() + panel * first_.panel_bytes;
   const int64_t row_bytes = cols_ / BlockElements(tensor.dtype) * BlockBytes(tensor.dtype);
   for (int lane = 0; lane < kPanelRows && panel * kPanelRows + lane < rows_; ++lane) {
     const uint8_t* src = static_cast<const uint8_t*>(tensor.data) + (panel * kPanelRows + lane) * row_bytes;
-    if (layout_ == PackedLayout::kF32) {
+    if (first_.layout == PackedLayout::kF32) {
       DequantizeRow(tensor.dtype, src, row, cols_);
       for (int64_t k = 0; k < cols_; ++k) std::memcpy(base + (k * kPanelRows + lane) * 4, &row[k], 4);
     } else {
@@ -127,15 +177,13 @@ void PackedMatrix::PackFloatPanel(const HostTensor& tensor, int64_t panel, float
   }
 }
 
-void PackedMatrix::PackIntegerPanel(const HostTensor& tensor, int64_t panel) {
-  uint8_t* const base = data_ + panel * panel_bytes_;
+void PackedMatrix::PackIntegerPanel(const HostTensor& tensor, int64_t panel, const PanelSet& set) {
+  uint8_t* const base = set.memory.get() + panel * set.panel_bytes;
   const int block_elements = static_cast<int>(BlockElements(tensor.dtype));
   const int64_t num_blocks = cols_ / block_elements;
   const int64_t block_bytes = BlockBytes(tensor.dtype);
-  const bool four_bit = IsFourBit(layout_);
-  const bool half = layout_ == PackedLayout::kInt4Half || layout_ == PackedLayout::kInt4HalfMin ||
-                    layout_ == PackedLayout::kInt8Half || layout_ == PackedLayout::kInt8HalfMin;
-  const int offset = layout_ == PackedLayout::kInt4Half ? 8 : four_bit ? 0 : 128;
+  const bool four_bit = IsFourBit(set.layout), half = HasHalfScales(set.layout), minimum = HasMinimum(tensor.dtype);
+  const int offset = CodeOffset(set.layout);
   const int scales_per_group = kQuantGroup / GroupElements(tensor.dtype);
   QuantBlock block;
   for (int lane = 0; lane < kPanelRows && panel * kPanelRows + lane < rows_; ++lane) {
@@ -145,23 +193,62 @@ void PackedMatrix::PackIntegerPanel(const HostTensor& tensor, int64_t panel) {
       DecodeBlock(tensor.dtype, src + b * block_bytes, &block);
       for (int g = 0; g < block_elements / kQuantGroup; ++g) {
         const int64_t group = b * (block_elements / kQuantGroup) + g;
-        uint8_t* const pair = base + group / 2 * 2 * (scales_bytes_ + codes_bytes_);
-        uint8_t* const scales = pair + group % 2 * scales_bytes_;
+        uint8_t* const scales = base + set.scales_at(group);
         for (int s = 0; s < scales_per_group; ++s) {
           StoreScale(half, block.scale[g * scales_per_group + s], scales, s * kPanelRows + lane);
         }
-        if (HasMinimum(tensor.dtype)) StoreScale(half, block.minimum[g], scales, kPanelRows + lane);
-        uint8_t* const codes = pair + 2 * scales_bytes_ + group % 2 * codes_bytes_;
-        for (int k = 0; k < kQuantGroup; ++k) {
-          const uint8_t code = static_cast<uint8_t>(block.code[g * kQuantGroup + k] + offset);
-          const int quad = k / 4;
-          if (four_bit) {
-            codes[(quad % 4 * kPanelRows + lane) * 4 + k % 4] |= quad < 4 ? code : code << 4;
-          } else {
-            codes[(quad * kPanelRows + lane) * 4 + k % 4] = code;
-          }
+        if (minimum) StoreScale(half, block.minimum[g], scales, kPanelRows + lane);
+        uint8_t code[kQuantGroup];
+        for (int k = 0; k < kQuantGroup; ++k) code[k] = static_cast<uint8_t>(block.code[g * kQuantGroup + k] + offset);
+        if (four_bit) {
+          for (int k = 0; k < 16; ++k) code[k] = static_cast<uint8_t>(code[k] | code[k + 16] << 4);
+        }
+        uint8_t* const codes = base + set.codes_at(group) + lane * 4;
+        for (int quad = 0; quad < (four_bit ? 4 : 8); ++quad) {
+          std::memcpy(codes + quad * kPanelRows * 4, code + quad * 4, 4);
         }
       }
+    }
+  }
+}
+
+void PackedMatrix::ReadRow(int64_t row, float* out) const {
+  const uint8_t* const base = first_.panel(row / kPanelRows);
+  const int lane = static_cast<int>(row % kPanelRows);
+  switch (first_.layout) {
+    case PackedLayout::kF32:
+      for (int64_t k = 0; k < cols_; ++k) std::memcpy(out + k, base + (k * kPanelRows + lane) * 4, 4);
+      return;
+    case PackedLayout::kF16:
+    case PackedLayout::kBF16:
+      for (int64_t k = 0; k < cols_; ++k) DequantizeRow(dtype_, base + (k * kPanelRows + lane) * 2, out + k, 1);
+      return;
+    case PackedLayout::kBf16Dot: {
+      const int64_t panel = row / kPanelRows, super = panel / kSuperPanels * kSuperPanels;
+      const int64_t width = std::min<int64_t>(num_panels() - super, kSuperPanels);
+      const uint8_t* at = first_.panel(super) + (panel - super) * 64 + lane * 4;
+      for (int64_t k = 0; k < cols_; ++k) DequantizeRow(dtype_, at + k / 2 * width * 64 + k % 2 * 2, out + k, 1);
+      return;
+    }
+    default:
+      ReadIntegerRow(row, out);
+  }
+}
+
+void PackedMatrix::ReadIntegerRow(int64_t row, float* out) const {
+  const uint8_t* const base = first_.panel(row / kPanelRows);
+  const int lane = static_cast<int>(row % kPanelRows);
+  const bool four_bit = IsFourBit(first_.layout), half = HasHalfScales(first_.layout), minimum = HasMinimum(dtype_);
+  const int offset = CodeOffset(first_.layout), group_elements = GroupElements(dtype_);
+  for (int64_t group = 0; group < cols_ / kQuantGroup; ++group) {
+    const uint8_t* scales = base + first_.scales_at(group);
+    const uint8_t* codes = base + first_.codes_at(group) + lane * 4;
+    for (int k = 0; k < kQuantGroup; ++k) {
+      const int at = four_bit ? k % 16 : k;
+      const int byte = codes[at / 4 * kPanelRows * 4 + at % 4];
+      const int code = (!four_bit ? byte : k < 16 ? byte & 0xf : byte >> 4) - offset;
+      const float scaled = ReadScale(half, scales, k / group_elements * kPanelRows + lane) * static_cast<float>(code);
+      out[group * kQuantGroup + k] = minimum ? scaled + ReadScale(half, scales, kPanelRows + lane) : scaled;
     }
   }
 }

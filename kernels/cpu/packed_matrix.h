@@ -47,37 +47,57 @@ inline bool IsIntegerLayout(PackedLayout layout) {
   return layout >= PackedLayout::kInt4Half && layout <= PackedLayout::kInt8Pair;
 }
 
+// One layout of a weight's panels.
+struct PanelSet {
+  PackedLayout layout = PackedLayout::kF32;
+  size_t scales_bytes = 0;  // of one group
+  size_t codes_bytes = 0;   // of one group
+  size_t panel_bytes = 0;
+  std::shared_ptr<uint8_t> memory;  // 64-byte aligned; null until allocated
+
+  const uint8_t* panel(int64_t i) const { return memory.get() + i * panel_bytes; }
+  // Of group `group` of 32 k in a panel.
+  size_t scales_at(int64_t group) const {
+    return group / 2 * 2 * (scales_bytes + codes_bytes) + group % 2 * scales_bytes;
+  }
+  size_t codes_at(int64_t group) const {
+    return group / 2 * 2 * (scales_bytes + codes_bytes) + 2 * scales_bytes + group % 2 * codes_bytes;
+  }
+};
+
 class PackedMatrix final : public WeightMatrix {
  public:
-  // Zeros until packed. kF32 turns every format into f32 panels.
-  PackedMatrix(const HostTensor& tensor, NumericsClass numerics, WeightArena* arena);
+  // Zeros until packed; null when there is no memory. kF32 turns every format into f32 panels.
+  static std::unique_ptr<PackedMatrix> Allocate(const HostTensor& tensor, NumericsClass numerics, WeightLayout layout,
+                                                WeightArena* arena);
   PackedMatrix(const PackedMatrix&) = delete;
   PackedMatrix& operator=(const PackedMatrix&) = delete;
 
-  // Fills panels [begin, end) from the tensor that the constructor saw. Once for each panel, from any thread.
+  // Fills panels [begin, end) from the tensor that Allocate saw. Once for each panel, from any thread.
   void PackPanels(const HostTensor& tensor, int64_t begin, int64_t end);
+  // Backend::ReadRow.
+  void ReadRow(int64_t row, float* out) const;
 
   int64_t rows() const override { return rows_; }
   int64_t cols() const override { return cols_; }
-  size_t memory_bytes() const override { return memory_bytes_; }
+  size_t memory_bytes() const override;
 
-  PackedLayout layout() const { return layout_; }
   int64_t num_panels() const { return (rows_ + kPanelRows - 1) / kPanelRows; }
-  const uint8_t* panel(int64_t i) const { return data_ + i * panel_bytes_; }
+  // The better one for m rows.
+  const PanelSet& panels(int m) const { return second_.memory != nullptr && m > kFewRows ? second_ : first_; }
 
  private:
-  void PackBf16Panel(const HostTensor& tensor, int64_t panel);
+  PackedMatrix(const HostTensor& tensor) : rows_(tensor.rows), cols_(tensor.cols), dtype_(tensor.dtype) {}
+
   void PackFloatPanel(const HostTensor& tensor, int64_t panel, float* row);
-  void PackIntegerPanel(const HostTensor& tensor, int64_t panel);
+  void PackBf16Panel(const HostTensor& tensor, int64_t panel);
+  void PackIntegerPanel(const HostTensor& tensor, int64_t panel, const PanelSet& set);
+  void ReadIntegerRow(int64_t row, float* out) const;
 
   const int64_t rows_, cols_;
-  const PackedLayout layout_;
-  size_t scales_bytes_ = 0;  // of one group
-  size_t codes_bytes_ = 0;   // of one group
-  size_t panel_bytes_ = 0;
-  size_t memory_bytes_ = 0;
-  std::shared_ptr<uint8_t> memory_;  // 64-byte aligned
-  uint8_t* data_ = nullptr;          // in it
+  const DType dtype_;
+  PanelSet first_;   // the only one, or the one for few rows
+  PanelSet second_;  // with kBoth, if it differs: the one for many rows
 };
 
 }  // namespace baton::kernels::cpu

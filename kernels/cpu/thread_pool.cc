@@ -1,6 +1,10 @@
 #include "kernels/cpu/thread_pool.h"
 
 #include <immintrin.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <utility>
 
 namespace baton::kernels::cpu {
 namespace {
@@ -15,8 +19,33 @@ uint32_t EndOf(uint64_t word) { return word & 0xffff; }
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(num_threads < 1 ? 1 : num_threads), shares_(new Share[num_threads_]) {
+bool ThreadPool::CanPinTo(int core) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  return core >= 0 && core < CPU_SETSIZE && sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
+         CPU_ISSET(core, &allowed);
+}
+
+// May fail if the allowed cores changed meanwhile; then the thread runs where the system puts it.
+void ThreadPool::Pin(int thread) const {
+  if (cores_.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cores_[thread % cores_.size()], &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
+void ThreadPool::PinCaller() {
+  static thread_local const ThreadPool* pinned_by = nullptr;
+  if (cores_.empty() || pinned_by == this) return;
+  pinned_by = this;
+  Pin(0);
+}
+
+ThreadPool::ThreadPool(int num_threads, std::vector<int> cores)
+    : num_threads_(num_threads < 1 ? 1 : num_threads),
+      cores_(std::move(cores)),
+      shares_(new Share[num_threads_]) {
   for (int thread = 1; thread < num_threads_; ++thread) {
     threads_.emplace_back([this, thread] { WorkerLoop(thread); });
   }
@@ -102,6 +131,7 @@ bool ThreadPool::WaitForJob(int thread, uint32_t last_job) {
 }
 
 void ThreadPool::WorkerLoop(int thread) {
+  Pin(thread);
   uint32_t last_job = 0;
   while (WaitForJob(thread, last_job)) {
     last_job = JobOf(shares_[thread].word.load(std::memory_order_acquire));

@@ -23,10 +23,16 @@ class ThreadPool {
   static constexpr int kMaxTasks = 0xffff;
 
   // num_threads counts the calling thread; 1 starts none.
-  explicit ThreadPool(int num_threads);
+  // Thread i is pinned to cores[i % size]; the caller only by PinCaller. No cores: nothing is pinned.
+  explicit ThreadPool(int num_threads, std::vector<int> cores = {});
+  // Whether this process may run on the core.
+  static bool CanPinTo(int core);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // Pins the calling thread as thread 0, if there are cores and it is not yet. Threads that it starts later inherit it.
+  void PinCaller();
 
   int num_threads() const { return num_threads_; }
 
@@ -60,7 +66,10 @@ class ThreadPool {
   void Work(int thread);
   bool ClaimAndRun(int victim, int thread);
 
+  void Pin(int thread) const;
+
   const int num_threads_;
+  const std::vector<int> cores_;
   std::unique_ptr<Share[]> shares_;
   std::vector<std::thread> threads_;
   uint32_t job_ = 0;  // the caller's

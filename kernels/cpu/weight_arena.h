@@ -13,7 +13,7 @@ namespace baton::kernels::cpu {
 class WeightArena {
  public:
   // Zeroed and 64-byte aligned. Keeps its piece of the arena alive, also beyond the arena's own life. Memory returns to
-  // the system when all matrices of a piece (32 MB, or one large matrix) are gone. Throws std::bad_alloc.
+  // the system when all matrices of a piece (32 MB, or one large matrix) are gone. Null when the system gives none.
   std::shared_ptr<uint8_t> Allocate(size_t bytes);
 
  private:

@@ -11,7 +11,8 @@ namespace baton::kernels {
 namespace {
 
 const cpu::KernelTable& TableOf(Isa isa) {
-  return isa == Isa::kAvx512Bf16 ? cpu::Avx512Bf16Kernels() : isa == Isa::kAvx512 ? cpu::Avx512Kernels() : isa == Isa::kAvx2 ? cpu::Avx2Kernels() : cpu::ScalarKernels();
+  return isa == Isa::kAmx          ? cpu::AmxKernels()
+         : isa == Isa::kAvx512Bf16 ? cpu::Avx512Bf16Kernels() : isa == Isa::kAvx512 ? cpu::Avx512Kernels() : isa == Isa::kAvx2 ? cpu::Avx2Kernels() : cpu::ScalarKernels();
 }
 
 TEST(ExpTest, IsAccurateAndTheSameEverywhere) {

@@ -23,6 +23,7 @@ inline std::vector<Isa> AvailableIsas() {
   if (cpu::CpuHasAvx2()) isas.push_back(Isa::kAvx2);
   if (cpu::CpuHasAvx512()) isas.push_back(Isa::kAvx512);
   if (cpu::CpuHasAvx512Bf16()) isas.push_back(Isa::kAvx512Bf16);
+  if (cpu::CpuHasAmx()) isas.push_back(Isa::kAmx);
   return isas;
 }
 

@@ -14,7 +14,7 @@ void BM_MatMul(benchmark::State& state, Isa isa, DType dtype, int64_t rows, int6
   const TestTensor tensor = RandomTensor(dtype, rows, cols, 1);
   std::vector<std::unique_ptr<WeightMatrix>> weights;
   const size_t copies = m > 64 ? 4 : 1 + (size_t{100} << 20) / tensor.bytes.size();
-  for (size_t i = 0; i < copies; ++i) weights.push_back(backend->PackWeights(tensor.host()));
+  for (size_t i = 0; i < copies; ++i) weights.push_back(backend->PackWeights(tensor.host()).value());
   const std::vector<float> x = RandomFloats(m * cols, 2);
   std::vector<float> y(m * rows);
   size_t next = 0;

@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "kernels/backend.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -16,7 +18,7 @@ struct Shape {
 
 std::vector<float> Multiply(Backend& backend, const TestTensor& tensor, const std::vector<float>& x, int m,
                             const float* bias = nullptr) {
-  const std::unique_ptr<WeightMatrix> weight = backend.PackWeights(tensor.host());
+  const std::unique_ptr<WeightMatrix> weight = backend.PackWeights(tensor.host()).value();
   const int64_t stride = tensor.rows + 3;
   std::vector<float> y(m * stride, -7.0f);
   const MatMulOutput output{weight.get(), bias, y.data(), stride};
@@ -89,7 +91,7 @@ TEST_P(MatMulTest, ScalarAgreesWithExactArithmetic) {
 
 TEST_P(MatMulTest, BitsDependNeitherOnInstructionSetNorRowsNorThreads) {
   for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt, NumericsClass::kBf16}) {
-    for (const Shape& shape : {Shape{67, 83, Cols(1)}, Shape{21, 160, Cols(2)}}) {
+    for (const Shape& shape : {Shape{87, 83, Cols(1)}, Shape{21, 160, Cols(2)}}) {
       const TestTensor tensor = RandomTensor(GetParam(), shape.rows, shape.cols, 11);
       const std::vector<float> x = RandomFloats(shape.m * shape.cols, 12);
       const int64_t stride = shape.rows + 3;
@@ -99,7 +101,8 @@ TEST_P(MatMulTest, BitsDependNeitherOnInstructionSetNorRowsNorThreads) {
           const auto backend = MakeBackend(isa, numerics, threads);
           const std::vector<float> all = Multiply(*backend, tensor, x, shape.m);
           ASSERT_EQ(std::memcmp(all.data(), expected.data(), all.size() * 4), 0) << backend->name() << " x" << threads;
-          for (int m = 1; m <= 19; m += 3) {  // every tile size and remainder
+          for (const int m : {1, 2, 3, 4, 7, 10, 13, 16, 19, 64, 71}) {  // every tile size and remainder
+            if (m > shape.m) break;
             const int first = (m * 7) % (shape.m - m + 1);
             const std::vector<float> part(x.begin() + first * shape.cols, x.begin() + (first + m) * shape.cols);
             const std::vector<float> y = Multiply(*backend, tensor, part, m);
@@ -108,6 +111,41 @@ TEST_P(MatMulTest, BitsDependNeitherOnInstructionSetNorRowsNorThreads) {
           }
         }
       }
+    }
+  }
+}
+
+// Where weights lie changes neither a product nor a row that is read back.
+TEST_P(MatMulTest, LayoutsGiveTheSameBits) {
+  const int64_t cols = Cols(2), rows = 83;
+  const TestTensor tensor = RandomTensor(GetParam(), rows, cols, 41);
+  for (const NumericsClass numerics : {NumericsClass::kF32, NumericsClass::kInt, NumericsClass::kBf16}) {
+    for (const Isa isa : AvailableIsas()) {
+      std::vector<std::vector<float>> results;
+      size_t bytes[3] = {};
+      for (const WeightLayout layout : {WeightLayout::kDecode, WeightLayout::kPrefill, WeightLayout::kBoth}) {
+        const auto backend =
+            Backend::CreateCpu({.isa = isa, .numerics = numerics, .num_threads = 1, .weight_layout = layout}).value();
+        const auto weight = backend->PackWeights(tensor.host()).value();
+        bytes[static_cast<int>(layout)] = weight->memory_bytes();
+        std::vector<float> row(cols);
+        for (const int64_t r : {int64_t{0}, int64_t{33}, rows - 1}) {
+          backend->ReadRow(*weight, r, row.data());
+          ASSERT_EQ(row, tensor.Row(r)) << backend->name();
+        }
+        std::vector<float> all;
+        for (const int m : {1, 4, 5, 18, 67}) {
+          const std::vector<float> y = Multiply(*backend, tensor, RandomFloats(m * cols, 42), m);
+          all.insert(all.end(), y.begin(), y.end());
+        }
+        results.push_back(std::move(all));
+      }
+      ASSERT_EQ(results[0], results[1]) << static_cast<int>(isa);
+      ASSERT_EQ(results[0], results[2]) << static_cast<int>(isa);
+      EXPECT_GE(bytes[1], bytes[0]);
+      EXPECT_EQ(bytes[2], bytes[1] == bytes[0] ? bytes[0] : bytes[0] + bytes[1]);  // held once where they are the same
+      const bool four_bit = GetParam() == DType::kQ4_0 || GetParam() == DType::kQ4_1 || GetParam() == DType::kQ4_K;
+      EXPECT_EQ(bytes[1] > bytes[0], four_bit && numerics != NumericsClass::kF32);
     }
   }
 }
@@ -175,8 +213,8 @@ TEST(MatMulExtremesTest, Bf16DenormalsAreFlushedAlikeEverywhere) {
   }
   for (const int m : {1, 3, 21}) {
     std::vector<float> x = RandomFloats(m * kCols, 3), bias = RandomFloats(kRows, 4);
-    for (float& value : x) value = std::ldexp(value, -static_cast<int>(56 + rng() % 10) - (rng() % 16 == 0 ? 70 : 0));
-    for (float& value : bias) value = std::ldexp(value, -static_cast<int>(124 + rng() % 6));
+    for (float& value : x) value = std::ldexp(value, -static_cast<int>(62 + rng() % 10) - (rng() % 16 == 0 ? 70 : 0));
+    for (float& value : bias) value = rng() % 2 == 0 ? 0 : std::ldexp(value, -static_cast<int>(124 + rng() % 6));
     const std::vector<float> expected =
         Multiply(*MakeBackend(Isa::kScalar, NumericsClass::kBf16), tensor, x, m, bias.data());
     int zeros = 0;
@@ -185,6 +223,7 @@ TEST(MatMulExtremesTest, Bf16DenormalsAreFlushedAlikeEverywhere) {
       zeros += y == 0;
     }
     EXPECT_GT(zeros, 0);
+    EXPECT_LT(zeros, m * kRows);
     for (const Isa isa : AvailableIsas()) {
       const auto backend = MakeBackend(isa, NumericsClass::kBf16);
       const std::vector<float> y = Multiply(*backend, tensor, x, m, bias.data());
@@ -220,7 +259,7 @@ TEST(MatMulOutputsTest, OutputsShareTheInput) {
     std::vector<std::vector<float>> results;
     std::vector<MatMulOutput> outputs;
     for (const TestTensor& tensor : tensors) {
-      weights.push_back(backend->PackWeights(tensor.host()));
+      weights.push_back(backend->PackWeights(tensor.host()).value());
       EXPECT_EQ(weights.back()->rows(), tensor.rows);
       EXPECT_EQ(weights.back()->cols(), cols);
       EXPECT_GE(weights.back()->memory_bytes(), tensor.bytes.size());
@@ -232,6 +271,31 @@ TEST(MatMulOutputsTest, OutputsShareTheInput) {
   }
 }
 
+TEST(PackWeightsTest, NoMemoryIsAnError) {
+  const auto backend = MakeBackend(Isa::kScalar);
+  const absl::Status status = backend->PackWeights({DType::kF32, int64_t{1} << 40, 1024, nullptr}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_TRUE(backend->PackWeights(RandomTensor(DType::kF32, 16, 16, 1).host()).ok());  // and it can go on
+}
+
+TEST(CreateCpuTest, PinsToCoresThatItMayUse) {
+  const auto refused = Backend::CreateCpu({.num_threads = 1, .cores = {4095}});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("4095"), absl::string_view::npos);
+  int core = 0;
+  while (!Backend::CreateCpu({.num_threads = 1, .cores = {core}}).ok()) ASSERT_LT(++core, 1024);
+  std::thread caller([core] {  // on a thread of its own, which stays pinned
+    const TestTensor tensor = RandomTensor(DType::kQ8_0, 16, 32, 1);
+    const auto backend = Backend::CreateCpu({.num_threads = 2, .cores = {core}}).value();
+    Multiply(*backend, tensor, RandomFloats(32, 2), 1);
+    cpu_set_t set;
+    ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+    EXPECT_EQ(CPU_COUNT(&set), 1);
+    EXPECT_TRUE(CPU_ISSET(core, &set));
+  });
+  caller.join();
+}
+
 TEST(CreateCpuTest, RefusesWhatTheCpuLacks) {
   const cpu::CpuSets none, avx2 = {.avx2 = true}, avx512 = {.avx2 = true, .avx512 = true};
   const cpu::CpuSets slow_bf16 = {.avx2 = true, .avx512 = true, .avx512_bf16 = true};
@@ -241,6 +305,9 @@ TEST(CreateCpuTest, RefusesWhatTheCpuLacks) {
   EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, avx512).value(), Isa::kAvx512);
   EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, slow_bf16).value(), Isa::kAvx512);
   EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, fast_bf16).value(), Isa::kAvx512Bf16);
+  const cpu::CpuSets amx = {.avx2 = true, .avx512 = true, .amx = true};
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAuto, amx).value(), Isa::kAmx);
+  EXPECT_EQ(cpu::ResolveIsa(Isa::kAmx, avx512).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(cpu::ResolveIsa(Isa::kAvx512Bf16, slow_bf16).value(), Isa::kAvx512Bf16);
   EXPECT_EQ(cpu::ResolveIsa(Isa::kScalar, fast_bf16).value(), Isa::kScalar);
   EXPECT_EQ(cpu::ResolveIsa(Isa::kAvx512Bf16, avx512).status().code(), absl::StatusCode::kInvalidArgument);
