@@ -37,6 +37,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   load.on_forward = [&engine_metrics](const engine::ForwardTiming& timing) { engine_metrics.OnForward(timing); };
   absl::StatusOr<std::unique_ptr<engine::LoadedModel>> model = engine::LoadedModel::Load(config, load);
   if (!model.ok()) return model.status();
+  (*model)->LogMemory();
   absl::StatusOr<std::string> key_file = rpc::ClusterKeyFile(config);
   if (!key_file.ok()) return key_file.status();
   absl::StatusOr<kvtransfer::ClusterKey> key = kvtransfer::ClusterKey::FromFile(*key_file);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/clock.h"
+#include "common/logging.h"
 #include "engine/available_memory.h"
 #include "model/config.h"
 #include "model/fingerprint.h"
@@ -51,20 +52,12 @@ absl::StatusOr<kernels::WeightLayout> LayoutByName(absl::string_view name, kerne
 
 absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config, kernels::WeightLayout by_role) {
   kernels::Backend::Options options;
-  const std::string isa = config.has_isa() ? config.isa() : "auto";
-  if (isa == "scalar") {
-    options.isa = kernels::Isa::kScalar;
-  } else if (isa == "avx2") {
-    options.isa = kernels::Isa::kAvx2;
-  } else if (isa == "avx512") {
-    options.isa = kernels::Isa::kAvx512;
-  } else if (isa == "avx512_bf16") {
-    options.isa = kernels::Isa::kAvx512Bf16;
-  } else if (isa == "amx") {
-    options.isa = kernels::Isa::kAmx;
-  } else if (isa != "auto") {
-    return absl::InvalidArgumentError(absl::StrCat("isa is \"", isa, "\"; expected auto, scalar, avx2, avx512, avx512_bf16 or amx"));
+  const std::optional<kernels::Isa> isa = kernels::IsaFromName(config.has_isa() ? config.isa() : "auto");
+  if (!isa.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("isa is \"", config.isa(), "\"; expected auto, scalar, avx2, avx512, avx512_bf16 or amx"));
   }
+  options.isa = *isa;
   options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
   options.num_threads = static_cast<int>(config.threads());
   const absl::StatusOr<kernels::WeightLayout> layout = LayoutByName(config.weight_layout(), by_role);
@@ -153,6 +146,14 @@ class LoadedModel::TimedRunner : public model::ModelRunner {
 
 LoadedModel::LoadedModel() = default;
 LoadedModel::~LoadedModel() = default;
+
+void LoadedModel::LogMemory() const {
+  const auto mib = [](uint64_t bytes) { return absl::StrCat((bytes + (1 << 19)) >> 20); };
+  LogInfo("memory", {{"backend", backend_name()},
+                     {"weights_mib", mib(memory_.weight_bytes + memory_.embedding_bytes + memory_.vector_bytes)},
+                     {"scratch_mib", mib(memory_.scratch_bytes)},
+                     {"kv_mib", mib(static_cast<uint64_t>(num_blocks_) * kv_layout().block_bytes())}});
+}
 
 v1::WorkerInfo LoadedModel::Describe() const {
   v1::WorkerInfo info;

@@ -62,6 +62,8 @@ class LoadedModel {
   std::string backend_name() const { return backend_->name(); }
   const std::vector<int32_t>& eos_token_ids() const { return eos_token_ids_; }
   const model::MemoryLedger& memory() const { return memory_; }
+  // Logs what the model occupies, as a worker does when it has loaded.
+  void LogMemory() const;
   // What a worker tells the router of its model: fingerprint, name, context, blocks, backend.
   v1::WorkerInfo Describe() const;
 

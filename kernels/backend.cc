@@ -1,5 +1,7 @@
 #include "kernels/backend.h"
 
+#include <utility>
+
 namespace baton::kernels {
 
 absl::string_view Name(NumericsClass numerics) {
@@ -12,6 +14,17 @@ absl::string_view Name(NumericsClass numerics) {
       return "bf16";
   }
   return "unknown";
+}
+
+std::optional<Isa> IsaFromName(absl::string_view name) {
+  constexpr std::pair<absl::string_view, Isa> kNames[] = {
+      {"auto", Isa::kAuto},     {"scalar", Isa::kScalar},           {"avx2", Isa::kAvx2},
+      {"avx512", Isa::kAvx512}, {"avx512_bf16", Isa::kAvx512Bf16}, {"amx", Isa::kAmx},
+  };
+  for (const auto& [known, isa] : kNames) {
+    if (name == known) return isa;
+  }
+  return std::nullopt;
 }
 
 std::optional<NumericsClass> NumericsFromName(absl::string_view name) {

@@ -35,6 +35,8 @@ std::optional<NumericsClass> NumericsFromName(absl::string_view name);
 // kAvx512Bf16: kAvx512 with vdpbf16ps. kAmx: kAvx512 with integer products of many rows on AMX tiles. All give the same
 // bits within one class.
 enum class Isa { kAuto, kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+// From the name in settings: auto, scalar, avx2, avx512, avx512_bf16 or amx.
+std::optional<Isa> IsaFromName(absl::string_view name);
 
 // How weights lie in memory; results are the same bit for bit. kDecode: in their own bits, in the order in which one row
 // streams them (the fastest for few rows; many rows expand 4-bit codes as they go). kPrefill: as compute tiles, 4-bit

@@ -21,7 +21,7 @@ namespace baton::bench {
 namespace {
 
 struct Flags {
-  std::string model, json, plots, commit, isa = "auto", clock = "wall", preload;
+  std::string model, json, plots, commit, isa = "auto", numerics = "int", clock = "wall", preload;
   std::vector<std::string> peers;
   std::vector<int> prefill = {128, 512, 2048}, batch = {1, 4, 8, 16, 32}, context = {0, 2048};
   int threads = 1, cpu = -1, repetitions = 3, decode_steps = 32;
@@ -88,18 +88,17 @@ absl::Status Run(const Flags& flags) {
     peers.push_back(*std::move(peer));
   }
   const std::vector<Cell> cells = Cells(flags);
-  const kernels::Isa isa = flags.isa == "scalar"   ? kernels::Isa::kScalar
-                           : flags.isa == "avx2"   ? kernels::Isa::kAvx2
-                           : flags.isa == "avx512" ? kernels::Isa::kAvx512
-                                                   : kernels::Isa::kAuto;
-  auto bench = ModelBench::Load({flags.model, flags.threads, isa, MaxTokens(cells), clock});
+  const kernels::Isa isa = kernels::IsaFromName(flags.isa).value_or(kernels::Isa::kAuto);
+  const kernels::NumericsClass numerics =
+      kernels::NumericsFromName(flags.numerics).value_or(kernels::NumericsClass::kInt);
+  auto bench = ModelBench::Load({flags.model, flags.threads, isa, numerics, MaxTokens(cells), clock});
   if (!bench.ok()) return bench.status();
 
   Report report;
   report.commit = flags.commit;
   report.model = flags.model.substr(flags.model.rfind('/') + 1);
   report.backend = (*bench)->backend().name();
-  report.numerics = (*bench)->backend().numerics() == kernels::NumericsClass::kF32 ? "f32" : "int";
+  report.numerics = std::string(kernels::Name(numerics));
   report.processor = ProcessorName();
   report.clock = flags.clock;
   report.threads = flags.threads;
@@ -165,7 +164,8 @@ int main(int argc, char** argv) {
   app.add_option("--peer", flags.peers,
                  "[NAME=]PATH [ARGUMENT...]: a llama-bench or llama-batched-bench to run in turn; repeatable");
   app.add_flag("--kernels", flags.kernels, "each kernel alone too");
-  app.add_option("--isa", flags.isa)->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512"}));
+  app.add_option("--isa", flags.isa)->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512_bf16", "amx"}));
+  app.add_option("--numerics", flags.numerics)->check(CLI::IsMember({"int", "bf16", "f32"}));
   app.add_option("--read_mib", flags.read_mib, "memory that bandwidth is measured on")->check(CLI::Range(1, 1 << 20));
   app.add_option("--json", flags.json, "write the report here");
   app.add_option("--plots", flags.plots, "write throughput.svg and itl.svg into this folder");

@@ -49,7 +49,7 @@ void MeasureMatrix(ModelBench& bench, const std::string& suffix, const Peaks& pe
     }
     std::vector<std::byte> bytes(tensor.num_bytes);
     if (!bench.file().ReadTensor(tensor, 0, bytes).ok()) return;
-    weights.push_back(bench.backend().PackWeights({tensor.dtype, tensor.dims[1], tensor.dims[0], bytes.data()}));
+    weights.push_back(bench.backend().PackWeights({tensor.dtype, tensor.dims[1], tensor.dims[0], bytes.data()}).value());
     file_bytes = static_cast<int64_t>(tensor.num_bytes);
   }
   if (weights.empty()) return;

@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<ModelBench>> ModelBench::Load(const Options& opti
   auto file = model::GgufFile::Open(options.path);
   if (!file.ok()) return file.status();
   bench->file_ = std::make_unique<model::GgufFile>(*std::move(file));
-  auto backend = kernels::Backend::CreateCpu({.isa = options.isa, .num_threads = options.threads});
+  auto backend = kernels::Backend::CreateCpu({.isa = options.isa, .numerics = options.numerics, .num_threads = options.threads});
   if (!backend.ok()) return backend.status();
   bench->backend_ = *std::move(backend);
   auto transformer = model::Transformer::Load(*bench->file_, bench->backend_.get(), {.max_batch_rows = kChunk});

@@ -33,6 +33,7 @@ class ModelBench {
     std::string path;
     int threads = 1;
     kernels::Isa isa = kernels::Isa::kAuto;
+    kernels::NumericsClass numerics = kernels::NumericsClass::kInt;
     int max_tokens = 0;  // positions of all sequences together that a measurement may need
     ClockKind clock = ClockKind::kWall;
   };
