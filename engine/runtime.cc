@@ -41,8 +41,8 @@ absl::StatusOr<std::vector<int>> ParseCores(absl::string_view text) {
   return cores;
 }
 
-absl::StatusOr<kernels::WeightLayout> LayoutByName(absl::string_view name, kernels::WeightLayout by_role) {
-  if (name.empty() || name == "auto") return by_role;
+absl::StatusOr<kernels::WeightLayout> LayoutByName(absl::string_view name) {
+  if (name.empty() || name == "auto") return kernels::WeightLayout::kDecode;  // docs/adr/0005
   if (name == "decode") return kernels::WeightLayout::kDecode;
   if (name == "prefill") return kernels::WeightLayout::kPrefill;
   if (name == "both") return kernels::WeightLayout::kBoth;
@@ -50,7 +50,7 @@ absl::StatusOr<kernels::WeightLayout> LayoutByName(absl::string_view name, kerne
       absl::StrCat("weight_layout is \"", name, "\"; expected auto, decode, prefill or both"));
 }
 
-absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config, kernels::WeightLayout by_role) {
+absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config) {
   kernels::Backend::Options options;
   const std::optional<kernels::Isa> isa = kernels::IsaFromName(config.has_isa() ? config.isa() : "auto");
   if (!isa.has_value()) {
@@ -60,7 +60,7 @@ absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& confi
   options.isa = *isa;
   options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
   options.num_threads = static_cast<int>(config.threads());
-  const absl::StatusOr<kernels::WeightLayout> layout = LayoutByName(config.weight_layout(), by_role);
+  const absl::StatusOr<kernels::WeightLayout> layout = LayoutByName(config.weight_layout());
   if (!layout.ok()) return layout.status();
   options.weight_layout = *layout;
   if (config.has_cores()) {
@@ -190,8 +190,7 @@ struct Plan {
   int64_t kv_bytes = 0;
 };
 
-absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& file,
-                              kernels::WeightLayout layout_by_role) {
+absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& file) {
   Plan plan;
   absl::StatusOr<model::ModelConfig> model_config = model::ReadConfig(file);
   if (!model_config.ok()) return model_config.status();
@@ -200,7 +199,7 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<kernels::DType> kv_dtype = KvDType(config);
   if (!kv_dtype.ok()) return kv_dtype.status();
-  absl::StatusOr<kernels::Backend::Options> backend = BackendOptions(config, layout_by_role);
+  absl::StatusOr<kernels::Backend::Options> backend = BackendOptions(config);
   if (!backend.ok()) return backend.status();
   plan.backend = *backend;
 
@@ -240,7 +239,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   }
   absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(config.model());
   if (!file.ok()) return file.status();
-  absl::StatusOr<Plan> plan = MakePlan(config, *file, options.layout_by_role);
+  absl::StatusOr<Plan> plan = MakePlan(config, *file);
   if (!plan.ok()) return plan.status();
   const MemoryDemand before{EstimateWeightBytes(*file, plan->backend.weight_layout), plan->kv_bytes, 0};
   if (absl::Status s = CheckMemory(before, ReadAvailableMemory()); !s.ok()) return s;

@@ -42,7 +42,6 @@ class LoadedModel {
     // Phases "open", "fingerprint", "weights"; fraction in [0, 1] of all work. On the calling thread.
     std::function<void(absl::string_view phase, double fraction)> progress;
     std::function<void(const ForwardTiming&)> on_forward;
-    kernels::WeightLayout layout_by_role = kernels::WeightLayout::kDecode;  // what weight_layout "auto" means
     Clock* clock = nullptr;  // null: the real one
   };
 

@@ -40,7 +40,7 @@ std::optional<Isa> IsaFromName(absl::string_view name);
 
 // How weights lie in memory; results are the same bit for bit. kDecode: in their own bits, in the order in which one row
 // streams them (the fastest for few rows; many rows expand 4-bit codes as they go). kPrefill: as compute tiles, 4-bit
-// codes expanded to 8. kBoth: each product uses the better one; formats that are the same in both are held once.
+// codes expanded to 8. kBoth: few rows use the first, many the second; formats that are the same in both are held once.
 enum class WeightLayout { kDecode, kPrefill, kBoth };
 
 // A weight as the model file has it: `rows` output features of `cols` inputs each, one row after the other.

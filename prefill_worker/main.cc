@@ -39,7 +39,6 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   if (absl::Status s = host.StartHttp(); !s.ok()) return s;
 
   engine::LoadedModel::Options load;
-  load.layout_by_role = kernels::WeightLayout::kPrefill;
   load.progress = [&host](absl::string_view phase, double fraction) { host.ReportLoading(phase, fraction); };
   load.on_forward = [&engine_metrics](const engine::ForwardTiming& timing) { engine_metrics.OnForward(timing); };
   absl::StatusOr<std::unique_ptr<engine::LoadedModel>> model = engine::LoadedModel::Load(config, load);
