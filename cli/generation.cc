@@ -126,9 +126,11 @@ Json GenerationToJson(const Generation& g) {
   json["timings_ms"] = {
       {"tokenize", t.tokenize_ms()},       {"queue", t.queue_ms()},       {"prefill", t.prefill_ms()},
       {"first_token", t.first_token_ms()}, {"transfer", t.transfer_ms()}, {"decode_queue", t.decode_queue_ms()},
+      {"reserve", t.reserve_ms()},         {"handover", t.handover_ms()}, {"second_token", t.second_token_ms()},
       {"itl_p50", t.itl_p50_ms()},         {"itl_p99", t.itl_p99_ms()},   {"total", t.total_ms()}};
   json["kv"] = {{"bytes", s.kv().bytes()},
                 {"blocks", s.kv().blocks()},
+                {"held_blocks", s.kv().held_blocks()},
                 {"transport", s.kv().transport()},
                 {"detail", s.kv().detail()}};
   json["workers"] = {{"prefill", s.prefill_worker()}, {"decode", s.decode_worker()}};
@@ -155,7 +157,7 @@ std::string FormatGenerationSummary(const Generation& g) {
   absl::StrAppend(&out, "speed:    TTFT ", Ms(t.first_token_ms()), ", ITL p50 ", Ms(t.itl_p50_ms()), " p99 ",
                   Ms(t.itl_p99_ms()), ", ", absl::StrFormat("%.1f", DecodeTokensPerSecond(g)), " tokens/s in decode\n");
   absl::StrAppend(&out, "stations: tokenize ", Ms(t.tokenize_ms()), ", queue ", Ms(t.queue_ms()), ", prefill ",
-                  Ms(t.prefill_ms()), ", hand-over ", Ms(t.transfer_ms()), ", decode queue ", Ms(t.decode_queue_ms()),
+                  Ms(t.prefill_ms()), ", hand-over ", Ms(t.handover_ms()), ", decode queue ", Ms(t.decode_queue_ms()),
                   ", total ", Ms(t.total_ms()), "\n");
   absl::StrAppend(&out, "tokens:   ", s.usage().prompt_tokens(), " prompt (", s.usage().cached_tokens(), " cached), ",
                   s.usage().completion_tokens(), " completion; finish: ", absl::StrJoin(reasons, ", "), "; seed ",

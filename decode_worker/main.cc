@@ -25,6 +25,17 @@ absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> StartTransport(cons
   return std::unique_ptr<kvtransfer::TransportClient>(*std::move(client));
 }
 
+// Where prefill workers fetch the KV of finished turns; the same addresses as on their side.
+absl::StatusOr<std::unique_ptr<kvtransfer::UcxServer>> StartHistoryServer(const v1::Config& config,
+                                                                          kvtransfer::Exporter* exporter) {
+  kvtransfer::UcxOptions options;
+  options.network_trusted = config.kv_network_trusted();
+  absl::StatusOr<rpc::HostPort> listen = rpc::ParseHostPort(config.listen());
+  if (!listen.ok()) return listen.status();
+  if (options.network_trusted && !rpc::IsLoopback(listen->host)) options.bind_address = listen->host;
+  return kvtransfer::UcxServer::Start(exporter, options);
+}
+
 absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   Metrics metrics;
   engine::EngineMetrics engine_metrics(&metrics);
@@ -45,13 +56,31 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   const std::shared_ptr<void> collect = engine_metrics.Attach(model->get());
 
   absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> transport =
-      StartTransport(config, {.key = *key, .layout = (*model)->kv_layout(), .fingerprint = (*model)->fingerprint()});
+      StartTransport(config, {.key = *key,
+                              .layout = (*model)->kv_layout(),
+                              .fingerprint = (*model)->fingerprint(),
+                              .consumer = host.incarnation(),
+                              .require_tags = config.kv_block_tags()});
   if (!transport.ok()) return transport.status();
+  kvtransfer::Exporter exporter({.worker_name = host.name(),
+                                 .incarnation = host.incarnation(),
+                                 .key = *key,
+                                 .layout = (*model)->kv_layout(),
+                                 .fingerprint = (*model)->fingerprint(),
+                                 .reap_interval = absl::Milliseconds(100),
+                                 .block_tags = config.kv_block_tags()});
+  std::unique_ptr<kvtransfer::UcxServer> history_server;
+  if (config.kv_history()) {
+    absl::StatusOr<std::unique_ptr<kvtransfer::UcxServer>> server = StartHistoryServer(config, &exporter);
+    if (!server.ok()) return server.status();
+    history_server = *std::move(server);
+  }
   decode_worker::DecodeService service({.model = model->get(),
                                         .transports = {{std::string((*transport)->name()), transport->get()}},
                                         .key = *key,
                                         .engine_metrics = &engine_metrics,
-                                        .metrics = &metrics});
+                                        .metrics = &metrics,
+                                        .exporter = config.kv_history() ? &exporter : nullptr});
 
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());
@@ -60,10 +89,13 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   endpoint->set_worker_name(host.name());
   endpoint->set_incarnation(host.incarnation());
   endpoint->set_transport(std::string((*transport)->name()));
-  return host.Serve(std::move(info), {{"baton.v1.DecodeWorker", &service}},
-                    {.load = [&service] { return service.load(); },
-                     .drain = [&service] { service.Drain(); },
-                     .idle = [&service] { return service.idle(); }});
+  const absl::Status served = host.Serve(std::move(info), {{"baton.v1.DecodeWorker", &service}},
+                                         {.load = [&service] { return service.load(); },
+                                          .drain = [&service] { service.Drain(); },
+                                          .idle = [&service] { return service.idle(); }});
+  if (history_server != nullptr) history_server->Shutdown();
+  exporter.ReleaseAll();
+  return served;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include "decode_worker/service.h"
 
-#include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -12,176 +12,358 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/stream_writer.h"
 #include "common/status.h"
+#include "decode_worker/call_state.h"
 #include "engine/request_proto.h"
 
 namespace baton::decode_worker {
 
 using Stream = rpc::StreamWriter<v1::DecodeEvent>;
 
-// One Decode, from reserving room through the fetch to the last token. Steps follow one another on the engine's and the
-// transport's threads; Abandon comes from gRPC's. A step that finds the call abandoned ends it.
+// One Decode, from reserving room through the fetch to the last token (call_state.h). Events come from the engine's, the
+// transport's and gRPC's threads; each takes one step of the table under the lock, and acts without it.
 class DecodeService::Call : public engine::RequestSink, public std::enable_shared_from_this<Call> {
  public:
-  explicit Call(DecodeService* service) : service_(service) { ++service_->open_calls_; }
+  Call(DecodeService* service, const v1::DecodeRequest& request)
+      : service_(service),
+        key_(request.request_id(), request.epoch()),
+        prompt_tokens_(static_cast<size_t>(request.prompt_token_ids_size())),
+        begun_(absl::Now()) {
+    ++service_->open_calls_;
+  }
   ~Call() override { --service_->open_calls_; }
 
   std::shared_ptr<Stream> OpenStream() {
-    stream_ = Stream::Create({}, [self = shared_from_this()] { self->Abandon(); });
-    return stream_;
+    auto stream = Stream::Create({}, [self = shared_from_this()] { self->Handle(CallEvent::kAbandon); });
+    MutexLock lock(&mu_);
+    stream_ = stream;
+    return stream;
   }
 
   // Everything is checked; ask the engine for room.
-  void Reserve(engine::Request request, v1::Ticket ticket, std::vector<engine::SampledToken> first_tokens,
-               kvtransfer::TransportClient* transport) {
+  void Reserve(engine::Request request, bool wait_for_go) {
     {
-      // Abandon reads these from another thread.
       MutexLock lock(&mu_);
       engine_id_ = request.request_id;
-      transport_ = transport;
+      go_ = !wait_for_go;
     }
     request_ = std::move(request);
-    ticket_ = std::move(ticket);
-    first_tokens_ = std::move(first_tokens);
     service_->options_.model->engine()->ReserveKv(
         request_.request_id, static_cast<int>(request_.prompt_token_ids.size()), request_.deadline,
-        [self = shared_from_this()](absl::StatusOr<kvcache::BlockLease> lease) { self->OnReserved(std::move(lease)); });
+        [self = shared_from_this()](absl::StatusOr<kvcache::BlockLease> lease) {
+          if (!lease.ok()) return self->Handle(CallEvent::kNoRoom, lease.status());
+          self->Put(*std::move(lease));
+          self->Handle(CallEvent::kRoom);
+        },
+        {request_.tenant, request_.prompt_token_ids});
+    bool cancel = false;
+    {
+      // An abandon before this went to an engine that did not know the request yet.
+      MutexLock lock(&mu_);
+      cancel = state_ == CallState::kClosing;
+    }
+    if (cancel) service_->options_.model->engine()->Cancel(engine_id());
   }
 
-  void Fail(const absl::Status& status) { End(status); }
+  void Ticket(v1::Ticket ticket) {
+    {
+      MutexLock lock(&mu_);
+      if (!ticket_.has_value()) ticket_ = std::move(ticket);
+    }
+    Handle(CallEvent::kTicket);
+  }
+  void BadTicket(const absl::Status& why) { Handle(CallEvent::kBadTicket, why); }
+  void Go(const google::protobuf::RepeatedField<uint32_t>& ended_choices) {
+    {
+      MutexLock lock(&mu_);
+      ended_choices_.insert(ended_choices.begin(), ended_choices.end());
+      go_ = true;
+    }
+    Handle(CallEvent::kGo);
+  }
+
+  size_t prompt_tokens() const { return prompt_tokens_; }
 
   void OnToken(const engine::SampledToken& token) override {
     auto* metrics = service_->options_.engine_metrics;
     last_token_ = metrics->OnSampled();
     v1::DecodeEvent event;
     *event.mutable_token() = engine::TokenToProto(token);
-    stream_->Push(std::move(event));
+    Push(std::move(event));
     metrics->OnEmitted(last_token_);
+  }
+
+  void OnHistory(std::vector<int32_t> token_ids, kvcache::BlockLease blocks) override {
+    kvtransfer::Exporter* exporter = service_->options_.exporter;
+    if (exporter == nullptr) return;
+    absl::StatusOr<v1::Ticket> ticket =
+        exporter->ExportSealed({.request_id = key_.first,
+                                .epoch = key_.second,
+                                .num_tokens = static_cast<uint32_t>(token_ids.size()),
+                                .lease = service_->options_.history_lease},
+                               std::move(blocks));
+    if (ticket.ok()) history_ = *std::move(ticket);  // else the next turn computes it again
   }
 
   void OnDone(const absl::Status& status, const engine::RequestStats& stats) override {
     if (status.ok()) {
       v1::DecodeEvent event;
       v1::DecodeDone* done = event.mutable_done();
+      if (history_.has_value()) *done->mutable_history() = *std::move(history_);
       done->set_decode_queue_ms(absl::ToDoubleMilliseconds(stats.queue));
       done->set_num_preemptions(stats.num_preemptions);
       done->set_num_steps(stats.num_steps);
-      stream_->Push(std::move(event));
+      Push(std::move(event));
     }
-    End(status);
+    Handle(CallEvent::kDone, status);
   }
 
-  // Whatever runs for this call stops and ends it.
-  void Abandon() {
-    std::string engine_id;
-    kvtransfer::TransportClient* transport = nullptr;
-    std::optional<kvtransfer::FetchId> fetch;
+  // One step of the table. `status` is what the call ends with, should this step end it.
+  void Handle(CallEvent event, absl::Status status = absl::OkStatus()) {
+    CallAction action;
     {
       MutexLock lock(&mu_);
-      abandoned_ = true;
-      engine_id = engine_id_;
-      transport = transport_;
-      fetch = fetch_;
+      const CallStep step = NextCallStep(state_, event);
+      // What was given up ends with the reason for that, whatever the last answer is.
+      if (step.next == CallState::kClosing && state_ != CallState::kClosing) {
+        why_ = status.ok() ? absl::CancelledError("the caller went away") : status;
+      }
+      if (state_ == CallState::kClosing) status = why_;
+      if (event == CallEvent::kAbandon && step.next == CallState::kOver) {
+        status = absl::CancelledError("the caller went away");
+      }
+      state_ = step.next;
+      action = step.action;
     }
-    if (!engine_id.empty()) service_->options_.model->engine()->Cancel(engine_id);
-    if (fetch.has_value()) transport->Cancel(*fetch);
+    Act(event, action, status);
   }
 
  private:
-  bool abandoned() const {
-    MutexLock lock(&mu_);
-    return abandoned_;
+  void Act(CallEvent event, CallAction action, const absl::Status& status) {
+    switch (action) {
+      case CallAction::kNone:
+      case CallAction::kKeep:
+        return;
+      case CallAction::kAnnounce:
+        return Announce();
+      case CallAction::kFetch:
+        return Fetch();
+      case CallAction::kAwaitGo: {
+        bool go = false;
+        {
+          MutexLock lock(&mu_);
+          go = go_;
+        }
+        if (go) Handle(CallEvent::kGo);
+        return;
+      }
+      case CallAction::kStart:
+        return Start();
+      case CallAction::kCancelEngine:
+        return service_->options_.model->engine()->Cancel(engine_id());
+      case CallAction::kCancelFetch: {
+        std::optional<kvtransfer::FetchId> fetch;
+        kvtransfer::TransportClient* transport = nullptr;
+        {
+          MutexLock lock(&mu_);
+          fetch = fetch_;  // none: Fetch() is about to set it, and looks at the state then
+          transport = transport_;
+        }
+        if (fetch.has_value()) transport->Cancel(*fetch);
+        return;
+      }
+      case CallAction::kEnd:
+        Take().Reset();
+        return End(status);
+      case CallAction::kImpossible:
+        ++service_->impossible_;
+        LogError("a bug: an event that this state of a decode call excludes",
+                 {{"request", key_.first}, {"event", std::string(Name(event))}});
+        return;
+    }
   }
 
-  // Engine's thread.
-  void OnReserved(absl::StatusOr<kvcache::BlockLease> lease) {
-    if (!lease.ok()) return End(lease.status());
-    if (abandoned()) return End(absl::CancelledError("the caller went away"));
-    // After the lease's end the exporter frees the blocks, so there is no use in waiting longer.
-    const absl::Time deadline =
-        std::min(request_.deadline, absl::Now() + absl::Milliseconds(static_cast<int64_t>(ticket_.lease_ms())));
+  // An abandon may end the stream at any time.
+  void Push(v1::DecodeEvent event) {
+    std::shared_ptr<Stream> stream;
+    {
+      MutexLock lock(&mu_);
+      stream = stream_;
+    }
+    if (stream != nullptr) stream->Push(std::move(event));
+  }
+  void Put(kvcache::BlockLease lease) {
+    MutexLock lock(&mu_);
+    lease_ = std::move(lease);
+  }
+  kvcache::BlockLease Take() {
+    MutexLock lock(&mu_);
+    return std::move(lease_);
+  }
+  std::string engine_id() const {
+    MutexLock lock(&mu_);
+    return engine_id_;
+  }
+
+  void Announce() {
+    v1::DecodeEvent event;
+    v1::Reserved* reserved = event.mutable_reserved();
+    bool has_ticket = false;
+    {
+      MutexLock lock(&mu_);
+      reserved->set_blocks(static_cast<uint32_t>(lease_.blocks().size()));
+      reserved->set_held_blocks(static_cast<uint32_t>(lease_.num_held()));
+      has_ticket = ticket_.has_value();
+    }
+    reserved->set_reserve_ms(absl::ToDoubleMilliseconds(absl::Now() - begun_));
+    Push(std::move(event));
+    if (has_ticket) Handle(CallEvent::kTicket);
+  }
+
+  void Fetch() {
+    kvtransfer::FetchRequest fetch;
+    kvcache::BlockLease held = Take();
+    fetch.first_block = static_cast<uint32_t>(held.num_held());
+    fetch.destination = held.SplitOff(held.num_held());
+    fetch.deadline = request_.deadline;
+    kvtransfer::TransportClient* transport = nullptr;
+    {
+      MutexLock lock(&mu_);
+      lease_ = std::move(held);
+      fetch.ticket = *std::move(ticket_);
+      transport = transport_ = service_->TransportFor(fetch.ticket);
+      peer_ = fetch.ticket.endpoint().worker_name();
+    }
     ++service_->fetching_;
-    const kvtransfer::FetchId id = transport_->Fetch(
-        {.ticket = std::move(ticket_), .destination = *std::move(lease), .deadline = deadline},
+    const kvtransfer::FetchId id = transport->Fetch(
+        std::move(fetch),
         [self = shared_from_this()](absl::StatusOr<kvtransfer::FetchResult> result, kvcache::BlockLease destination) {
-          if (!result.ok()) return self->OnFetched(result.status(), std::move(destination));
-          self->OnFetched(std::move(result->stats), std::move(destination));
+          self->OnFetched(std::move(result), std::move(destination));
         });
     bool cancel = false;
     {
       MutexLock lock(&mu_);
       fetch_ = id;
-      cancel = abandoned_;
+      cancel = state_ == CallState::kClosing;
     }
-    if (cancel) transport_->Cancel(id);
+    if (cancel) transport->Cancel(id);
   }
 
   // The transport's thread.
-  void OnFetched(absl::StatusOr<kvtransfer::FetchStats> stats, kvcache::BlockLease kv) {
+  void OnFetched(absl::StatusOr<kvtransfer::FetchResult> result, kvcache::BlockLease kv) {
     --service_->fetching_;
-    RecordFetch(stats);
-    if (!stats.ok()) {
-      kv.Reset();
-      return End(stats.status());
+    service_->RecordFetch(peer_, transport_->name(), result);
+    if (result.ok() && !result->finished) {
+      if (absl::Status s = TakeFirstTokens(result->payload); !s.ok()) result = s;
     }
-    if (abandoned()) {
+    if (!result.ok()) {
       kv.Reset();
-      return End(absl::CancelledError("the caller went away"));
+      return Handle(CallEvent::kFetchFailed, result.status());
+    }
+    {
+      MutexLock lock(&mu_);
+      lease_.Join(std::move(kv));
     }
     v1::DecodeEvent event;
     v1::Fetched* fetched = event.mutable_fetched();
-    fetched->set_bytes(stats->bytes);
-    fetched->set_blocks(stats->blocks);
-    fetched->set_transfer_ms(absl::ToDoubleMilliseconds(stats->duration));
-    fetched->set_transport(stats->transport);
-    fetched->set_detail(stats->detail);
-    stream_->Push(std::move(event));
-    engine::Engine* engine = service_->options_.model->engine();
-    engine->SubmitDecode(std::move(request_), std::move(kv), std::move(first_tokens_), shared_from_this());
-    if (abandoned()) engine->Cancel(engine_id_);
+    const kvtransfer::FetchStats& stats = result->stats;
+    fetched->set_bytes(stats.bytes);
+    fetched->set_blocks(stats.blocks);
+    fetched->set_transfer_ms(absl::ToDoubleMilliseconds(stats.duration));
+    fetched->set_posting_ms(absl::ToDoubleMilliseconds(stats.posting));
+    fetched->set_waiting_ms(absl::ToDoubleMilliseconds(stats.waiting));
+    fetched->set_transport(stats.transport);
+    fetched->set_detail(stats.detail);
+    fetched->set_finished(result->finished);
+    for (const engine::SampledToken& token : first_tokens_) fetched->add_first_token_ids(token.token_id);
+    Push(std::move(event));
+    Handle(result->finished ? CallEvent::kFinished : CallEvent::kFetched);
   }
 
-  void RecordFetch(const absl::StatusOr<kvtransfer::FetchStats>& stats) {
-    Metrics* metrics = service_->options_.metrics;
-    const MetricLabels transport = {{"transport", std::string(transport_->name())}};
-    if (!stats.ok()) {
-      MetricLabels labels = transport;
-      labels["code"] = RuleFor(stats.status().code()).name;
-      metrics->Counter("baton_kv_fetch_failures_total", "Fetches that failed, by status code", labels).Increment();
-      return;
+  absl::Status TakeFirstTokens(const std::string& payload) {
+    v1::FirstTokens first;
+    if (!first.ParseFromString(payload)) {
+      return absl::DataLossError("what came with the KV is not the prompt's first tokens; prefill again");
     }
-    metrics->Counter("baton_kv_received_bytes_total", "KV bytes fetched and verified", transport)
-        .Increment(static_cast<double>(stats->bytes));
-    metrics->Histogram("baton_kv_fetch_bytes", "KV bytes of one fetch", ByteBuckets(), transport)
-        .Observe(static_cast<double>(stats->bytes));
-    metrics->Histogram("baton_kv_fetch_seconds", "Seconds of one fetch, checks included", LatencyBuckets(), transport)
-        .Observe(absl::ToDoubleSeconds(stats->duration));
+    absl::StatusOr<std::vector<engine::SampledToken>> tokens = engine::FirstTokensFromProto(
+        first.tokens(), request_.sampling.n, service_->options_.model->limits().vocab_size);
+    if (!tokens.ok()) {
+      return absl::DataLossError(absl::StrCat("the first tokens that came with the KV make no sense: ",
+                                              tokens.status().message()));
+    }
+    first_tokens_ = *std::move(tokens);
+    return absl::OkStatus();
+  }
+
+  void Start() {
+    kvcache::BlockLease kv;
+    {
+      MutexLock lock(&mu_);
+      kv = std::move(lease_);
+      for (engine::SampledToken& token : first_tokens_) {
+        const bool ended = ended_choices_.count(static_cast<uint32_t>(token.choice_index)) > 0;
+        if (ended && token.finish_reason == engine::FinishReason::kNone) {
+          token.finish_reason = engine::FinishReason::kStop;
+        }
+      }
+    }
+    engine::Engine* engine = service_->options_.model->engine();
+    engine->SubmitDecode(std::move(request_), std::move(kv), std::move(first_tokens_), shared_from_this());
+    bool cancel = false;
+    {
+      // An abandon between the step and the submission went to an engine that did not know the request yet.
+      MutexLock lock(&mu_);
+      cancel = state_ == CallState::kClosing;
+    }
+    if (cancel) engine->Cancel(engine_id());
   }
 
   void End(const absl::Status& status) {
+    service_->Forget(key_, this);
     if (!status.ok()) service_->options_.engine_metrics->OnRefused(status);
-    LogDebug("decode ended", {{"request", engine_id_}, {"code", RuleFor(status.code()).name}});
-    stream_->Finish(status);
-    stream_.reset();  // its callback holds this object
+    LogDebug("decode ended", {{"request", key_.first}, {"epoch", key_.second}, {"code", RuleFor(status.code()).name}});
+    std::shared_ptr<Stream> stream;  // its callback holds this object
+    {
+      MutexLock lock(&mu_);
+      stream = std::move(stream_);
+    }
+    stream->Finish(status);
     if (last_token_ != absl::InfinitePast()) service_->options_.engine_metrics->OnStopped(last_token_);
   }
 
   DecodeService* const service_;
-  std::shared_ptr<Stream> stream_;
+  const CallKey key_;
+  const size_t prompt_tokens_;
+  const absl::Time begun_;
+  // Set before the engine is asked, moved to it in the end; no two of the steps that use them run at once.
   engine::Request request_;
-  v1::Ticket ticket_;
   std::vector<engine::SampledToken> first_tokens_;
   absl::Time last_token_ = absl::InfinitePast();
+  std::optional<v1::Ticket> history_;
+  // Written under mu_, before the fetch that reads them.
+  kvtransfer::TransportClient* transport_ = nullptr;
+  std::string peer_;
+
   mutable Mutex mu_;
-  std::string engine_id_;                             // set once, under mu_
-  kvtransfer::TransportClient* transport_ = nullptr;  // set once, under mu_
+  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);  // null once ended
+  CallState state_ ABSL_GUARDED_BY(mu_) = CallState::kReserving;
+  absl::Status why_ ABSL_GUARDED_BY(mu_);  // kClosing: the call's end
+  std::string engine_id_ ABSL_GUARDED_BY(mu_);
+  kvcache::BlockLease lease_ ABSL_GUARDED_BY(mu_);  // while no fetch and no engine has it; during a fetch, what is held
+  std::optional<v1::Ticket> ticket_ ABSL_GUARDED_BY(mu_);
+  bool go_ ABSL_GUARDED_BY(mu_) = false;
+  std::set<uint32_t> ended_choices_ ABSL_GUARDED_BY(mu_);
   std::optional<kvtransfer::FetchId> fetch_ ABSL_GUARDED_BY(mu_);
-  bool abandoned_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 DecodeService::DecodeService(const Options& options)
     : options_(options), layout_(kvtransfer::LayoutToProto(options.model->kv_layout())) {
   auto* fetching = &options.metrics->Gauge("baton_kv_fetches_in_flight", "Fetches that run now");
-  collect_ = options.metrics->OnCollect([this, fetching] { fetching->Set(fetching_); });
+  auto* impossible = &options.metrics->Counter("baton_decode_impossible_events_total",
+                                               "Events that a decode call's state excludes; always 0");
+  collect_ = options.metrics->OnCollect([this, fetching, impossible] {
+    fetching->Set(fetching_);
+    RaiseTo(impossible, static_cast<double>(impossible_));
+  });
 }
 
 DecodeService::~DecodeService() {
@@ -189,8 +371,17 @@ DecodeService::~DecodeService() {
   while (open_calls_ > 0) absl::SleepFor(absl::Milliseconds(1));
 }
 
-absl::Status DecodeService::CheckTicket(const v1::DecodeRequest& request) const {
-  if (!request.has_ticket()) return InvalidField("ticket", "is missing; decode needs the prompt's KV");
+kvtransfer::TransportClient* DecodeService::TransportFor(const v1::Ticket& ticket) const {
+  if (auto it = options_.transports.find(ticket.endpoint().transport()); it != options_.transports.end()) {
+    return it->second;
+  }
+  for (const v1::Endpoint& endpoint : ticket.fallbacks()) {
+    if (auto it = options_.transports.find(endpoint.transport()); it != options_.transports.end()) return it->second;
+  }
+  return nullptr;
+}
+
+absl::Status DecodeService::CheckTicket(const v1::UpdateDecodeRequest& request, const Call& call) const {
   const v1::Ticket& ticket = request.ticket();
   if (absl::Status s = kvtransfer::CheckTicketForFetch(options_.key, ticket, options_.model->kv_layout(),
                                                        options_.model->fingerprint());
@@ -203,11 +394,11 @@ absl::Status DecodeService::CheckTicket(const v1::DecodeRequest& request) const 
                                                     ticket.epoch(), ", not for \"", request.request_id(), "\" epoch ",
                                                     request.epoch()));
   }
-  if (ticket.num_tokens() != static_cast<uint32_t>(request.prompt_token_ids_size())) {
+  if (ticket.num_tokens() != call.prompt_tokens()) {
     return InvalidField("ticket.num_tokens", absl::StrCat(ticket.num_tokens(), ", but the prompt has ",
-                                                          request.prompt_token_ids_size(), " tokens"));
+                                                          call.prompt_tokens(), " tokens"));
   }
-  if (options_.transports.find(ticket.endpoint().transport()) == options_.transports.end()) {
+  if (TransportFor(ticket) == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("the prefill worker ", ticket.endpoint().worker_name(),
                                                       " offers transport \"", ticket.endpoint().transport(),
                                                       "\", which this worker does not have"));
@@ -215,31 +406,111 @@ absl::Status DecodeService::CheckTicket(const v1::DecodeRequest& request) const 
   return absl::OkStatus();
 }
 
-absl::Status DecodeService::Begin(const v1::DecodeRequest& request, absl::Time deadline, Call* call) {
+absl::Status DecodeService::Begin(const v1::DecodeRequest& request, absl::Time deadline,
+                                  const std::shared_ptr<Call>& call) {
   absl::StatusOr<engine::Request> parsed =
       engine::RequestFromProto(request.request_id(), request.prompt_token_ids(), request.sampling(), request.tenant(),
                                deadline, options_.model->limits());
   if (!parsed.ok()) return parsed.status();
-  if (absl::Status s = CheckTicket(request); !s.ok()) return s;
-  absl::StatusOr<std::vector<engine::SampledToken>> first_tokens =
-      engine::FirstTokensFromProto(request.first_tokens(), parsed->sampling.n, options_.model->limits().vocab_size);
-  if (!first_tokens.ok()) return first_tokens.status();
   // The number keeps two calls apart that name the same attempt.
   parsed->request_id = absl::StrCat(request.request_id(), "#", request.epoch(), ".", next_call_++);
-  call->Reserve(*std::move(parsed), request.ticket(), *std::move(first_tokens),
-                options_.transports.at(request.ticket().endpoint().transport()));
+  {
+    // Of two calls that name the same attempt, the later is the one that its caller still knows of.
+    MutexLock lock(&mu_);
+    calls_[{request.request_id(), request.epoch()}] = call;
+  }
+  call->Reserve(*std::move(parsed), request.wait_for_go());
   return absl::OkStatus();
+}
+
+std::shared_ptr<DecodeService::Call> DecodeService::Find(const CallKey& key) {
+  MutexLock lock(&mu_);
+  const auto it = calls_.find(key);
+  return it == calls_.end() ? nullptr : it->second;
+}
+
+void DecodeService::Forget(const CallKey& key, const Call* call) {
+  std::shared_ptr<Call> last;  // goes without the lock
+  MutexLock lock(&mu_);
+  const auto it = calls_.find(key);
+  if (it == calls_.end() || it->second.get() != call) return;
+  last = std::move(it->second);
+  calls_.erase(it);
+}
+
+void DecodeService::RecordFetch(const std::string& peer, absl::string_view name,
+                                const absl::StatusOr<kvtransfer::FetchResult>& result) {
+  Metrics* metrics = options_.metrics;
+  const std::string by = result.ok() ? result->stats.transport : std::string(name);
+  const MetricLabels transport = {{"transport", by}};
+  // Peers are workers that hold the cluster's key, so their number is bounded by the cluster's size.
+  const MetricLabels pair = {{"peer", peer}, {"transport", by}};
+  if (!result.ok()) {
+    const char* code = RuleFor(result.status().code()).name;
+    MetricLabels labels = transport;
+    labels["code"] = code;
+    metrics->Counter("baton_kv_fetch_failures_total", "Fetches that failed, by status code", labels).Increment();
+    MetricLabels of_pair = pair;
+    of_pair["code"] = code;
+    metrics->Counter("baton_kv_pair_failures_total", "Fetches from one worker that failed, by status code", of_pair)
+        .Increment();
+    return;
+  }
+  const kvtransfer::FetchStats& stats = result->stats;
+  metrics->Counter("baton_kv_received_bytes_total", "KV bytes fetched and verified", transport)
+      .Increment(static_cast<double>(stats.bytes));
+  metrics->Histogram("baton_kv_fetch_bytes", "KV bytes of one fetch", ByteBuckets(), transport)
+      .Observe(static_cast<double>(stats.bytes));
+  metrics->Histogram("baton_kv_fetch_seconds", "Seconds of one fetch, checks included", LatencyBuckets(), transport)
+      .Observe(absl::ToDoubleSeconds(stats.duration));
+  metrics->Counter("baton_kv_pair_bytes_total", "KV bytes fetched from one worker", pair)
+      .Increment(static_cast<double>(stats.bytes));
+  metrics->Counter("baton_kv_pair_fetches_total", "Fetches from one worker", pair).Increment();
+  const auto seconds = [&](const char* what, absl::Duration d) {
+    MetricLabels labels = pair;
+    labels["phase"] = what;
+    metrics
+        ->Counter("baton_kv_pair_seconds_total",
+                  "Seconds of fetches from one worker: posting (its checksums and sends, within moving), moving, and "
+                  "waiting for blocks that were not computed yet",
+                  labels)
+        .Increment(absl::ToDoubleSeconds(d));
+  };
+  seconds("posting", stats.posting);
+  seconds("moving", stats.moving());
+  seconds("waiting", stats.waiting);
+  if (stats.bytes > 0) {
+    metrics->Gauge("baton_kv_pair_gigabytes_per_second", "Of the latest fetch from one worker, while bytes moved", pair)
+        .Set(stats.gigabytes_per_second());
+  }
 }
 
 grpc::ServerWriteReactor<v1::DecodeEvent>* DecodeService::Decode(grpc::CallbackServerContext* context,
                                                                  const v1::DecodeRequest* request) {
   options_.engine_metrics->OnRequest();
-  auto call = std::make_shared<Call>(this);
+  auto call = std::make_shared<Call>(this, *request);
   std::shared_ptr<Stream> stream = call->OpenStream();
-  if (absl::Status s = Begin(*request, rpc::DeadlineOf(*context), call.get()); !s.ok()) call->Fail(s);
-  // A cancellation that came before the engine knew the request.
-  if (stream->cancelled()) call->Abandon();
+  if (absl::Status s = Begin(*request, rpc::DeadlineOf(*context), call); !s.ok()) call->Handle(CallEvent::kNoRoom, s);
   return stream.get();
+}
+
+grpc::ServerUnaryReactor* DecodeService::UpdateDecode(grpc::CallbackServerContext* context,
+                                                      const v1::UpdateDecodeRequest* request,
+                                                      v1::UpdateDecodeResponse*) {
+  auto* reactor = context->DefaultReactor();
+  absl::Status status;
+  if (const std::shared_ptr<Call> call = Find({request->request_id(), request->epoch()}); call == nullptr) {
+    status = absl::NotFoundError(absl::StrCat("no decode of request \"", request->request_id(), "\" epoch ",
+                                              request->epoch(), " runs here"));
+  } else {
+    if (request->has_ticket()) {
+      status = CheckTicket(*request, *call);
+      status.ok() ? call->Ticket(request->ticket()) : call->BadTicket(status);
+    }
+    if (status.ok() && request->go()) call->Go(request->ended_choices());
+  }
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
 }
 
 v1::WorkerLoad DecodeService::load() const { return engine::LoadToProto(options_.model->engine()->load()); }

@@ -1,4 +1,5 @@
-// baton.v1.DecodeWorker: fetch plus engine. A ticket comes in; its KV is fetched and verified, then tokens go out.
+// baton.v1.DecodeWorker: fetch plus engine. Room is reserved, a ticket comes in, its KV is fetched and verified while it is
+// still being computed, then tokens go out.
 #ifndef BATON_DECODE_WORKER_SERVICE_H_
 #define BATON_DECODE_WORKER_SERVICE_H_
 
@@ -6,10 +7,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/status/statusor.h"
 #include "common/metrics.h"
+#include "common/mutex.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
+#include "kvtransfer/exporter.h"
 #include "kvtransfer/ticket.h"
 #include "kvtransfer/transport.h"
 #include "proto/worker.grpc.pb.h"
@@ -27,15 +32,20 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
     kvtransfer::ClusterKey key;
     engine::EngineMetrics* engine_metrics = nullptr;
     Metrics* metrics = nullptr;
+    // What offers the KV of a finished turn back; null: nothing is offered.
+    kvtransfer::Exporter* exporter = nullptr;
+    absl::Duration history_lease = absl::Seconds(5);
   };
   explicit DecodeService(const Options& options);
   ~DecodeService() override;
 
-  // Events as in worker.proto. The ticket is checked (shape, MAC, layout, model, request) before any memory is
-  // promised. When the call is cancelled, or its deadline passes, waiting, transfer and decode stop within one step and
-  // all blocks come back.
+  // Events as in worker.proto. The call owns all it holds here: when it is cancelled, or its deadline passes, waiting,
+  // transfer and decode stop within one step and all blocks come back.
   grpc::ServerWriteReactor<v1::DecodeEvent>* Decode(grpc::CallbackServerContext* context,
                                                     const v1::DecodeRequest* request) override;
+  // A ticket is checked (shape, MAC, layout, model, request) before anything is done with it.
+  grpc::ServerUnaryReactor* UpdateDecode(grpc::CallbackServerContext* context, const v1::UpdateDecodeRequest* request,
+                                         v1::UpdateDecodeResponse* response) override;
 
   // For WorkerHost's hooks.
   v1::WorkerLoad load() const;
@@ -44,16 +54,26 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
 
  private:
   class Call;
+  using CallKey = std::pair<std::string, uint32_t>;  // request id, epoch
 
   // INVALID_ARGUMENT, PERMISSION_DENIED or FAILED_PRECONDITION with what is wrong.
-  absl::Status CheckTicket(const v1::DecodeRequest& request) const;
-  absl::Status Begin(const v1::DecodeRequest& request, absl::Time deadline, Call* call);
+  absl::Status CheckTicket(const v1::UpdateDecodeRequest& request, const Call& call) const;
+  // The first of the ticket's transports that this worker has; null: none.
+  kvtransfer::TransportClient* TransportFor(const v1::Ticket& ticket) const;
+  absl::Status Begin(const v1::DecodeRequest& request, absl::Time deadline, const std::shared_ptr<Call>& call);
+  std::shared_ptr<Call> Find(const CallKey& key);
+  void Forget(const CallKey& key, const Call* call);
+  void RecordFetch(const std::string& peer, absl::string_view transport,
+                   const absl::StatusOr<kvtransfer::FetchResult>& result);
 
   const Options options_;
   const v1::KvLayout layout_;
   std::atomic<uint64_t> next_call_{0};
   std::atomic<int> open_calls_{0};
   std::atomic<int> fetching_{0};
+  std::atomic<uint64_t> impossible_{0};
+  Mutex mu_;
+  std::map<CallKey, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<void> collect_;  // reads the above, so it goes first
 };
 

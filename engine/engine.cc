@@ -74,12 +74,20 @@ class EngineThread : public Engine {
   }
 
   void ReserveKv(std::string request_id, int num_tokens, absl::Time deadline,
-                 std::function<void(absl::StatusOr<kvcache::BlockLease>)> done) override {
+                 std::function<void(absl::StatusOr<kvcache::BlockLease>)> done, PrefixQuery prefix) override {
     if (!QueueHasRoom()) {
       return Post([done = std::move(done), status = QueueFull()]() mutable { done(status); });
     }
-    Post([this, request_id = std::move(request_id), num_tokens, deadline, done = std::move(done)]() mutable {
-      core_->Reserve(std::move(request_id), num_tokens, deadline, std::move(done));
+    Post([this, request_id = std::move(request_id), num_tokens, deadline, done = std::move(done),
+          prefix = std::move(prefix)]() mutable {
+      core_->Reserve(std::move(request_id), num_tokens, deadline, std::move(done), std::move(prefix));
+    });
+  }
+
+  void AdoptPrefix(std::string tenant, std::vector<int32_t> token_ids, kvcache::BlockLease kv) override {
+    auto lease = std::make_shared<kvcache::BlockLease>(std::move(kv));
+    Post([this, tenant = std::move(tenant), token_ids = std::move(token_ids), lease] {
+      core_->AdoptPrefix(tenant, token_ids, std::move(*lease));
     });
   }
 

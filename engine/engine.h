@@ -57,18 +57,24 @@ class Engine {
 
   // Prefill and decode here.
   virtual void Submit(Request request, std::shared_ptr<RequestSink> sink) = 0;
-  // Prefill and token 0 of every choice here; then OnPrefilled (if some choice goes on) and OnDone.
+  // Prefill and token 0 of every choice here: OnScheduled, OnComputed after each chunk, tokens, OnDone.
   virtual void SubmitPrefill(Request request, std::shared_ptr<RequestSink> sink) = 0;
 
-  // Calls back with a lease on blocks for `num_tokens` positions once there is room; RESOURCE_EXHAUSTED at once when the
-  // pool could never hold them, DEADLINE_EXCEEDED when there was none in time, CANCELLED after Cancel(request_id).
+  // Calls back with a lease on blocks for `num_tokens` positions once there is room for all; nothing is held meanwhile.
+  // Blocks that the prefix cache holds for `prefix` come first and need no room (BlockLease::num_held).
+  // RESOURCE_EXHAUSTED at once when the pool could never hold them, DEADLINE_EXCEEDED when there was none in time,
+  // CANCELLED after Cancel(request_id).
   virtual void ReserveKv(std::string request_id, int num_tokens, absl::Time deadline,
-                         std::function<void(absl::StatusOr<kvcache::BlockLease>)> done) = 0;
+                         std::function<void(absl::StatusOr<kvcache::BlockLease>)> done, PrefixQuery prefix = {}) = 0;
   // Decode from output index 1. `prompt_kv` holds the prompt's KV; `first_tokens` has index 0 of every choice, in order
   // (choices whose finish_reason is set do not run). If it is preempted later, it recomputes here; the KV is not asked
   // for again. INVALID_ARGUMENT when the lease is not this engine's or too small for the prompt.
   virtual void SubmitDecode(Request request, kvcache::BlockLease prompt_kv, std::vector<SampledToken> first_tokens,
                             std::shared_ptr<RequestSink> sink) = 0;
+
+  // KV that was computed elsewhere, of whole blocks of `token_ids`, becomes part of the prefix cache. What cannot be used is
+  // dropped.
+  virtual void AdoptPrefix(std::string tenant, std::vector<int32_t> token_ids, kvcache::BlockLease kv) = 0;
 
   // Within one step the request's sink gets OnDone(CANCELLED) and its blocks are free. Unknown ids are ignored.
   virtual void Cancel(const std::string& request_id) = 0;

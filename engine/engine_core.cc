@@ -211,7 +211,8 @@ void EngineCore::SubmitDecode(Request request, kvcache::BlockLease prompt_kv, st
   Fork(std::move(sequence), first_tokens);
 }
 
-void EngineCore::Reserve(std::string request_id, int num_tokens, absl::Time deadline, ReserveDone done) {
+void EngineCore::Reserve(std::string request_id, int num_tokens, absl::Time deadline, ReserveDone done,
+                         PrefixQuery prefix) {
   absl::Status status;
   const int64_t blocks = num_tokens > 0 ? pool_->BlocksFor(num_tokens) : 0;
   if (draining_) {
@@ -233,7 +234,18 @@ void EngineCore::Reserve(std::string request_id, int num_tokens, absl::Time dead
   }
   if (!status.ok()) return done(status);
   reservations_.emplace(SequenceId(next_arrival_++, 0),
-                        Reservation{std::move(request_id), blocks, deadline, std::move(done)});
+                        Reservation{std::move(request_id), blocks, deadline, std::move(done), std::move(prefix)});
+}
+
+void EngineCore::AdoptPrefix(const std::string& tenant, std::span<const int32_t> token_ids, kvcache::BlockLease kv) {
+  const size_t block_size = options_.block_size;
+  if (index_ == nullptr || kv.blocks().size() * block_size > token_ids.size()) return;
+  auto table = pool_->Adopt(std::move(kv));
+  if (!table.ok()) return;
+  kvcache::PrefixIndex::Cursor cursor = index_->Root(tenant);
+  for (int i = 0; i < table->size(); ++i) {
+    if (!index_->Insert(&cursor, token_ids.subspan(i * block_size, block_size), table->ids()[i])) return;
+  }
 }
 
 void EngineCore::Finish(RequestState* state, const absl::Status& status) {

@@ -50,7 +50,8 @@ class EngineCore {
   void Submit(Request request, Mode mode, std::shared_ptr<RequestSink> sink, absl::Time submitted);
   void SubmitDecode(Request request, kvcache::BlockLease prompt_kv, std::vector<SampledToken> first_tokens,
                     std::shared_ptr<RequestSink> sink, absl::Time submitted);
-  void Reserve(std::string request_id, int num_tokens, absl::Time deadline, ReserveDone done);
+  void Reserve(std::string request_id, int num_tokens, absl::Time deadline, ReserveDone done, PrefixQuery prefix = {});
+  void AdoptPrefix(const std::string& tenant, std::span<const int32_t> token_ids, kvcache::BlockLease kv);
   void Cancel(const std::string& request_id);
   void Drain() { draining_ = true; }
   // Everything open ends with `status`.
@@ -75,6 +76,7 @@ class EngineCore {
     int64_t num_blocks = 0;
     absl::Time deadline;
     ReserveDone done;
+    PrefixQuery prefix;
   };
 
   EngineCore(const EngineOptions& options, model::ModelRunner* runner, Clock* clock,
@@ -95,6 +97,8 @@ class EngineCore {
   void Expire(uint64_t id);
   void Preempt(uint64_t id);
   void Admit(uint64_t id);
+  // Hands the prompt's blocks of a prefill to its sink.
+  void Expose(Sequence* sequence);
   void Grant(uint64_t id);
   std::optional<kvcache::BlockTable> Allocate(int64_t num_blocks);
   void BuildBatch(const Decision& decision, absl::Time now);
@@ -108,6 +112,7 @@ class EngineCore {
   // Blocks for every known token. False: there are not enough.
   bool GrowToTokens(Sequence* sequence);
   void Seal(Sequence* sequence);
+  void OfferHistory(const Sequence& sequence);
   PrefixHit Peek(uint64_t id) const;
 
   const EngineOptions options_;

@@ -9,6 +9,11 @@ namespace baton::engine {
 
 PrefixHit EngineCore::Peek(uint64_t id) const {
   if (index_ == nullptr) return {};
+  if (const auto it = reservations_.find(id); it != reservations_.end()) {
+    const PrefixQuery& prefix = it->second.prefix;
+    const auto hit = index_->Peek(prefix.tenant, prefix.token_ids, static_cast<int>(it->second.num_blocks));
+    return {hit.blocks, hit.cached_blocks};
+  }
   const Sequence& sequence = *waiting_.at(id);
   // At least one token must be computed, for its logits.
   const auto hit = index_->Peek(sequence.request->request.tenant, sequence.token_ids,
@@ -28,7 +33,7 @@ Decision EngineCore::Plan(absl::Time now) {
   for (const auto& [id, sequence] : resident_) {
     resident.push_back({id, sequence->num_tokens(), sequence->num_computed, sequence->table.size(),
                         scarce ? sequence->table.Releasable() : 0, sequence->last_step,
-                        sequence->request->request.deadline});
+                        sequence->request->request.deadline, sequence->request->exposed});
   }
   std::vector<WaitingView> waiting;
   waiting.reserve(waiting_.size() + reservations_.size());
@@ -113,15 +118,31 @@ void EngineCore::Admit(uint64_t id) {
   // Of the prompt's first computation; what preemption recomputes is not the client's affair.
   RequestStats& stats = sequence.request->stats;
   if (sequence.num_outputs() == 0 && stats.num_preemptions == 0) stats.cached_tokens = sequence.num_computed;
-  resident_.insert(waiting_.extract(it));
+  const auto resident = resident_.insert(waiting_.extract(it)).position;
+  if (sequence.request->mode == Mode::kPrefill) Expose(resident->second.get());
+}
+
+void EngineCore::Expose(Sequence* sequence) {
+  RequestState& request = *sequence->request;
+  if (request.exposed) return;
+  request.exposed = true;
+  request.sink->OnScheduled(pool_->Lease(sequence->table, sequence->table.size()));
+  if (sequence->num_computed > 0) request.sink->OnComputed(sequence->num_computed);
 }
 
 void EngineCore::Grant(uint64_t id) {
   const auto it = reservations_.find(id);
   if (it == reservations_.end()) return;
   const int64_t num_blocks = it->second.num_blocks;
-  if (index_ != nullptr) index_->EnsureFree(num_blocks);
-  auto lease = pool_->AllocateLease(num_blocks);
+  kvcache::BlockTable held;  // keeps the prefix from being evicted for the rest
+  if (index_ != nullptr) {
+    kvcache::PrefixIndex::Cursor end;
+    const PrefixQuery& prefix = it->second.prefix;
+    held = index_->Match(prefix.tenant, prefix.token_ids, static_cast<int>(num_blocks), &end);
+    index_->EnsureFree(num_blocks - held.size());
+  }
+  auto lease = pool_->AllocateLeaseBehind(held, num_blocks - held.size());
+  held.Reset();
   if (lease) FinishReservation(id, *std::move(lease));
 }
 
@@ -174,6 +195,7 @@ void EngineCore::AfterForward(const BatchBuilder::Item& item, std::span<const fl
   }
   sequence.num_computed += item.num_rows;
   Seal(&sequence);
+  if (request.exposed) request.sink->OnComputed(sequence.num_computed);
   if (logits.empty()) return;
   if (sequence.stands_for_all) {
     auto node = resident_.extract(it);
@@ -183,6 +205,7 @@ void EngineCore::AfterForward(const BatchBuilder::Item& item, std::span<const fl
   if (!token.ok()) return Finish(&request, token.status());
   sequence.AppendOutput(token->token_id);
   if (token->finish_reason == FinishReason::kNone) return;
+  if (request.mode == Mode::kDecode && sequence.params().n == 1) OfferHistory(sequence);
   resident_.erase(it);
   if (--request.open_choices == 0) Finish(&request, absl::OkStatus());
 }
@@ -217,12 +240,6 @@ void EngineCore::SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const
     }
     request.open_choices -= token->finish_reason != FinishReason::kNone;
     first_tokens.push_back(*std::move(token));
-  }
-  if (request.open_choices > 0 && request.mode == Mode::kPrefill) {
-    // The lease's hold begins before the sequence's ends: the blocks never pass through free.
-    kvcache::BlockLease lease = pool_->Lease(sequence->table, sequence->table.size());
-    sequence.reset();
-    request.sink->OnPrefilled(std::move(lease));
   }
   if (request.open_choices == 0 || request.mode == Mode::kPrefill) {
     sequence.reset();
@@ -295,6 +312,13 @@ bool EngineCore::GrowToTokens(Sequence* sequence) {
   if (!blocks) return false;
   sequence->table.Append(*std::move(blocks));
   return true;
+}
+
+void EngineCore::OfferHistory(const Sequence& sequence) {
+  const int full = sequence.num_computed / options_.block_size;
+  if (full <= sequence.prompt_tokens() / options_.block_size) return;
+  const auto end = sequence.token_ids.begin() + full * options_.block_size;
+  sequence.request->sink->OnHistory({sequence.token_ids.begin(), end}, pool_->Lease(sequence.table, full));
 }
 
 void EngineCore::Seal(Sequence* sequence) {

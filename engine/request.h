@@ -45,6 +45,12 @@ struct Request {
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
 
+// What a reservation of KV room is for: the prefix cache may hold its first blocks.
+struct PrefixQuery {
+  std::string tenant;
+  std::vector<int32_t> token_ids;
+};
+
 struct TopLogprob {
   int32_t token_id;
   float logprob;
@@ -74,12 +80,18 @@ class RequestSink {
  public:
   virtual ~RequestSink() = default;
   virtual void OnToken(const SampledToken& token) = 0;
-  // Only after SubmitPrefill, only when some choice is unfinished: the prompt's blocks, now leased to the caller.
-  virtual void OnPrefilled(kvcache::BlockLease /*blocks*/) {}
+  // Only after SubmitPrefill, once, when the first chunk is scheduled: all of the prompt's blocks, now leased to the
+  // caller too. They are written until OnComputed says so, block by block; the sequence is not preempted from here on.
+  virtual void OnScheduled(kvcache::BlockLease /*blocks*/) {}
+  // Only after OnScheduled: the KV of the first `num_tokens` positions is final. Grows; the last is the whole prompt.
+  virtual void OnComputed(int /*num_tokens*/) {}
+  // Only after SubmitDecode with n = 1, before OnDone(OK), and only when decode filled a block: the full blocks of prompt
+  // and output, now leased to the caller, and the tokens they hold.
+  virtual void OnHistory(std::vector<int32_t> /*token_ids*/, kvcache::BlockLease /*blocks*/) {}
   // OK: every choice finished (SubmitPrefill: token 0 of every choice was sampled). Else CANCELLED, DEADLINE_EXCEEDED,
   // RESOURCE_EXHAUSTED (does not fit, or the queue is full), UNAVAILABLE (draining), INVALID_ARGUMENT (ids out of the
   // vocabulary, prompt over the context), ALREADY_EXISTS (the id is running), INTERNAL (logits not finite: kError). The
-  // request's blocks are back in the pool (or leased, after OnPrefilled) before this is called.
+  // request's blocks are back in the pool (or leased, after OnScheduled) before this is called.
   virtual void OnDone(const absl::Status& status, const RequestStats& stats) = 0;
 };
 

@@ -78,7 +78,7 @@ class Planner {
   // One block for resident `i`, preempting younger ones if it must.
   bool TakeBlock(size_t i) {
     for (size_t victim = state_.resident.size(); available_ <= 0 && --victim > i;) {
-      if (gone_[victim] || scheduled_[victim]) continue;
+      if (gone_[victim] || scheduled_[victim] || state_.resident[victim].pinned) continue;
       gone_[victim] = true;
       decision_.preempted.push_back(state_.resident[victim].id);
       available_ += state_.resident[victim].releasable_blocks;
@@ -105,20 +105,28 @@ class Planner {
     budget_ -= rows;
   }
 
+  // Blocks that become unavailable with it: its own, and cached ones that it shares.
+  int64_t BlocksTaken(const WaitingView& view, PrefixHit* hit) const {
+    if (state_.peek) *hit = state_.peek(view.id);
+    return view.num_blocks - hit->blocks + hit->cached_blocks;
+  }
+
   void Admit() {
     if (!decision_.preempted.empty()) return;
     int64_t residents = std::ranges::count(gone_, false);
     for (const WaitingView& view : state_.waiting) {
       if (view.deadline <= state_.now) continue;
       if (view.kind == WaitingView::Kind::kReservation) {
-        if (view.num_blocks + residents > available_) break;
-        available_ -= view.num_blocks;
+        PrefixHit hit;
+        const int64_t taken = BlocksTaken(view, &hit);
+        if (taken + residents > available_) break;
+        available_ -= taken;
         decision_.granted.push_back(view.id);
         continue;
       }
       if (residents >= limits_.max_sequences || !RowsLeft()) break;
-      const PrefixHit hit = state_.peek ? state_.peek(view.id) : PrefixHit{};
-      const int64_t taken = view.num_blocks - hit.blocks + hit.cached_blocks;
+      PrefixHit hit;
+      const int64_t taken = BlocksTaken(view, &hit);
       if (taken + residents > available_) break;
       available_ -= taken;
       ++residents;

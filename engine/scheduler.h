@@ -6,8 +6,8 @@
 //     recently run first. While a prefill is under way one row is left to it (when a step has only one, every fourth
 //     step), so that neither kind starves the other.
 //  3. A sequence that needs a block and finds none takes it from the youngest sequence younger than itself, which is
-//     preempted (it recomputes later, exactly). The youngest itself waits, keeping its blocks. So the oldest always
-//     moves, and by induction all do.
+//     preempted (it recomputes later, exactly), unless its blocks are pinned: a pinned one needs none and ends by
+//     itself. The youngest itself waits, keeping its blocks. So the oldest always moves, and by induction all do.
 //  4. Prefill chunks, oldest first, up to the budget.
 //  5. Admission, strictly first come, first served over sequences and reservations alike: nobody overtakes the head, so
 //     a large request or reservation gets its room as the others end. A sequence is admitted with the blocks of all its
@@ -43,6 +43,7 @@ struct ResidentView {
   int releasable_blocks = 0;  // would become available if it were preempted
   int64_t last_step = 0;      // it last ran in
   absl::Time deadline = absl::InfiniteFuture();
+  bool pinned = false;  // others read its blocks as they are written: never preempted
 };
 
 struct WaitingView {
@@ -54,7 +55,7 @@ struct WaitingView {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// The prefix that the index already holds for a waiting sequence.
+// The prefix that the index already holds for a waiting sequence or reservation.
 struct PrefixHit {
   int blocks = 0;
   int cached_blocks = 0;  // of those, counted in available_blocks

@@ -28,6 +28,7 @@ struct RequestState {
   int open_choices = 0;
   absl::Time submitted;
   bool scheduled = false;  // ever
+  bool exposed = false;    // a prefill whose blocks its sink has: it keeps them
   absl::Time first_scheduled;
   int64_t last_decode_step = -1;
   std::shared_ptr<const std::unordered_set<int32_t>> prompt_set;  // for the repetition penalty

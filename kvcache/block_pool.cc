@@ -264,6 +264,15 @@ BlockLease BlockPool::Lease(const BlockTable& table, int num_blocks) {
   return lease;
 }
 
+std::optional<BlockLease> BlockPool::AllocateLeaseBehind(const BlockTable& prefix, int64_t num_blocks) {
+  std::optional<BlockLease> room = AllocateLease(num_blocks);
+  if (!room) return std::nullopt;
+  BlockLease lease = Lease(prefix, prefix.size());
+  lease.num_held_ = lease.blocks_.size();
+  lease.Join(*std::move(room));
+  return lease;
+}
+
 absl::StatusOr<BlockTable> BlockPool::Adopt(BlockLease&& lease) {
   if (lease.empty()) return absl::InvalidArgumentError("the KV lease is empty: reserve room before the fetch");
   if (lease.pool_.get() != this) return absl::InvalidArgumentError("the KV lease belongs to another engine's pool");

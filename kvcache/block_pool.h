@@ -67,6 +67,12 @@ class BlockLease {
   std::span<std::byte> bytes(size_t i) const;
   // True while every block still has the generation it was leased with (always, unless the pool was misused).
   bool Valid() const;
+  // The first so many blocks hold valid KV already and are shared: nobody may write them.
+  size_t num_held() const { return num_held_; }
+  // Keeps the first `num_blocks` and gives the rest.
+  BlockLease SplitOff(size_t num_blocks);
+  // Takes the blocks of `tail`, of the same pool, behind its own.
+  void Join(BlockLease tail);
   // Frees now.
   void Reset();
   // Instead of freeing: a writer may still touch the bytes. The blocks stay unusable until BlockPool::EndQuarantine with
@@ -79,6 +85,7 @@ class BlockLease {
   friend class BlockPool;
   std::shared_ptr<BlockPool> pool_;
   std::vector<BlockHandle> blocks_;
+  size_t num_held_ = 0;
 };
 
 // Move-only: one sequence's hold on one block. The pool outlives it.
@@ -163,6 +170,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   std::optional<BlockLease> AllocateLease(int64_t num_blocks);
   // Export without copying: a lease on the first `num_blocks` blocks of a table, which keeps its own hold.
   BlockLease Lease(const BlockTable& table, int num_blocks);
+  // Room for a fetch whose first blocks are known: the held ones of `prefix`, then `num_blocks` as by AllocateLease.
+  std::optional<BlockLease> AllocateLeaseBehind(const BlockTable& prefix, int64_t num_blocks);
   // Import without copying: the lease's hold becomes a sequence's. INVALID_ARGUMENT, and the lease stays as it was, when
   // it is empty, of another pool, or holds an outdated block.
   absl::StatusOr<BlockTable> Adopt(BlockLease&& lease);

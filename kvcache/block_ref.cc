@@ -1,4 +1,5 @@
 // The owning handles; the pool itself is in block_pool.cc.
+#include <algorithm>
 #include <utility>
 
 #include "kvcache/block_pool.h"
@@ -6,18 +7,45 @@
 namespace baton::kvcache {
 
 BlockLease::BlockLease(BlockLease&& other) noexcept
-    : pool_(std::move(other.pool_)), blocks_(std::exchange(other.blocks_, {})) {}
+    : pool_(std::move(other.pool_)),
+      blocks_(std::exchange(other.blocks_, {})),
+      num_held_(std::exchange(other.num_held_, 0)) {}
 
 BlockLease& BlockLease::operator=(BlockLease&& other) noexcept {
   if (this != &other) {
     Reset();
     pool_ = std::move(other.pool_);
     blocks_ = std::exchange(other.blocks_, {});
+    num_held_ = std::exchange(other.num_held_, 0);
   }
   return *this;
 }
 
 BlockLease::~BlockLease() { Reset(); }
+
+BlockLease BlockLease::SplitOff(size_t num_blocks) {
+  BlockLease rest;
+  if (num_blocks >= blocks_.size()) return rest;
+  rest.pool_ = pool_;
+  rest.blocks_.assign(blocks_.begin() + num_blocks, blocks_.end());
+  rest.num_held_ = num_held_ > num_blocks ? num_held_ - num_blocks : 0;
+  blocks_.resize(num_blocks);
+  num_held_ = std::min(num_held_, num_blocks);
+  if (blocks_.empty()) pool_.reset();
+  return rest;
+}
+
+void BlockLease::Join(BlockLease tail) {
+  if (tail.blocks_.empty()) return;
+  if (blocks_.empty()) {
+    *this = std::move(tail);
+    return;
+  }
+  if (num_held_ == blocks_.size()) num_held_ += tail.num_held_;
+  blocks_.insert(blocks_.end(), tail.blocks_.begin(), tail.blocks_.end());
+  tail.blocks_.clear();
+  tail.pool_.reset();
+}
 
 std::span<std::byte> BlockLease::bytes(size_t i) const {
   return {pool_->bytes(blocks_[i].id), pool_->layout().block_bytes()};
@@ -34,12 +62,14 @@ void BlockLease::Reset() {
   if (blocks_.empty()) return;
   pool_->ReleaseLease(std::exchange(blocks_, {}));
   pool_.reset();
+  num_held_ = 0;
 }
 
 uint64_t BlockLease::Quarantine() {
   if (blocks_.empty()) return 0;
   const uint64_t token = pool_->QuarantineLease(std::exchange(blocks_, {}));
   pool_.reset();
+  num_held_ = 0;
   return token;
 }
 

@@ -15,7 +15,7 @@ constexpr int kMaxBroken = 3;
 constexpr size_t kMaxConsumerBytes = 64;
 
 absl::Status Expired() {
-  return absl::AbortedError("the export's lease ended while it was sent: the receiver was not heard of; prefill again");
+  return absl::AbortedError("the lease of the KV ended: its receiver was not heard of in time; prefill again");
 }
 
 }  // namespace
@@ -58,6 +58,8 @@ struct Exporter::Export_ {
   uint32_t uses_left = 1;
   int broken = 0;
   absl::Status end_reason;  // told to readers; OK: it was released
+  bool delivered = false;
+  std::function<void(absl::Status)> on_over;
   std::vector<std::shared_ptr<Reader>> readers;
 };
 
@@ -93,6 +95,12 @@ void Exporter::ReapLoop() {
 }
 
 void Exporter::Finish(After after) {
+  after.freed.clear();
+  for (const std::shared_ptr<Export_>& e : after.over) {
+    if (!e->on_over) continue;
+    const absl::Status why = e->end_reason.ok() ? absl::AbortedError("the ticket was given back") : e->end_reason;
+    std::exchange(e->on_over, nullptr)(e->delivered ? absl::OkStatus() : why);
+  }
   for (const std::shared_ptr<Reader>& reader : after.wake) {
     MutexLock lock(&reader->wake_mu);
     if (reader->wake) reader->wake();
@@ -153,6 +161,7 @@ absl::StatusOr<v1::Ticket> Exporter::Export(const ExportSpec& spec, kvcache::Blo
   e->ticket = *ticket;
   e->lease = std::move(lease);
   e->lease_duration = Lease(*ticket);
+  e->on_over = spec.on_over;
   e->uses_left = spec.num_consumers;
   e->issued = options_.clock->Now();
   e->deadline = spec.open_until;
@@ -254,15 +263,16 @@ bool Exporter::Apply(Exports::iterator it, TransferEvent event, After* after) {
       after->wake.insert(after->wake.end(), e.readers.begin(), e.readers.end());
       return true;
     case TransferAction::kStopSend:
+      if (event == TransferEvent::kExpire) e.end_reason = Expired();
       for (const std::shared_ptr<Reader>& reader : e.readers) {
-        reader->Stop(event == TransferEvent::kExpire ? Expired()
-                     : !e.end_reason.ok()            ? e.end_reason
-                                                     : absl::AbortedError("the export was released; prefill again"));
+        reader->Stop(!e.end_reason.ok() ? e.end_reason : absl::AbortedError("the export was released; prefill again"));
       }
       after->wake.insert(after->wake.end(), e.readers.begin(), e.readers.end());
       return true;
     case TransferAction::kFree: {
       after->freed.push_back(std::move(e.lease));
+      if (event == TransferEvent::kExpire) e.end_reason = Expired();
+      after->over.push_back(it->second);
       auto named = by_request_.find(e.ticket.request_id());
       if (named != by_request_.end() && named->second == it->first) by_request_.erase(named);
       exports_.erase(it);
@@ -453,6 +463,7 @@ void Exporter::EndClaim(const std::shared_ptr<Reader>& reader, ClaimEnd how) {
     const bool stopped = reader->stop.load(std::memory_order_acquire);
     if (how == ClaimEnd::kDelivered && !stopped && e.closed) {
       ++counters_.completed;
+      e.delivered = true;
       counters_.finished += e.finished;
       if (!e.finished) {
         counters_.bytes_sent += (e.lease.blocks().size() - reader->first_block) * options_.layout.block_bytes();
@@ -478,7 +489,11 @@ Exporter::Counters Exporter::counters() const {
   Counters c = counters_;
   c.outstanding = exports_.size();
   const absl::Time now = options_.clock->Now();
-  for (const auto& [id, e] : exports_) c.oldest = std::max(c.oldest, now - e->issued);
+  for (const auto& [id, e] : exports_) {
+    const absl::Duration age = now - e->issued;
+    c.oldest = std::max(c.oldest, age);
+    ++c.by_age[age < absl::Seconds(1) ? 0 : age < absl::Seconds(10) ? 1 : age < absl::Seconds(60) ? 2 : 3];
+  }
   return c;
 }
 

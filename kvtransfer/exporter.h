@@ -68,6 +68,9 @@ struct ExportSpec {
   uint32_t num_consumers = 1;  // fetches that may complete
   // Until when it may stay open (not closed): the request's deadline.
   absl::Time open_until = absl::InfiniteFuture();
+  // Told once when the export is over and its blocks are free: OK when the last use was fetched whole, else why not.
+  // Runs on whatever thread ended it, without a lock of ours; must be quick.
+  std::function<void(absl::Status)> on_over;
 };
 
 // Thread-safe. Outlived by the pool its leases come from; outlives every Claim.
@@ -102,6 +105,7 @@ class Exporter {
     size_t outstanding = 0;  // exports not yet over, those being read included
     size_t in_flight = 0;    // claims that exist
     absl::Duration oldest;   // since the oldest of the outstanding was issued
+    size_t by_age[4] = {};   // outstanding: below 1 s, 10 s, 60 s, older
   };
 
   explicit Exporter(Options options);
@@ -157,6 +161,7 @@ class Exporter {
   struct After {
     std::vector<kvcache::BlockLease> freed;
     std::vector<std::shared_ptr<Reader>> wake;
+    std::vector<std::shared_ptr<Export_>> over;
   };
 
   absl::Status Refuse(Refusal why, absl::StatusCode code, absl::string_view what);

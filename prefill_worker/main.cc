@@ -1,5 +1,7 @@
 // The prefill worker's process. See README.md for its life.
 #include <cstdio>
+#include <map>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "common/config.h"
@@ -55,15 +57,37 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                                  .key = *key,
                                                  .layout = (*model)->kv_layout(),
                                                  .fingerprint = (*model)->fingerprint(),
-                                                 .reap_interval = absl::Milliseconds(100)};
+                                                 .reap_interval = absl::Milliseconds(100),
+                                                 .block_tags = config.kv_block_tags()};
+  if (!config.kv_block_tags()) {
+    LogInfo("KV blocks carry checksums only: that stops corruption, not forgery; kv_block_tags adds a keyed tag to each");
+  }
   kvtransfer::Exporter exporter(exporter_options);
   absl::StatusOr<std::unique_ptr<kvtransfer::TransportServer>> transport = StartTransport(config, &exporter);
   if (!transport.ok()) return transport.status();
+  std::map<std::string, kvtransfer::TransportClient*> history_transports;
+  std::unique_ptr<kvtransfer::UcxClient> history_client;
+  if (config.kv_history()) {
+    kvtransfer::UcxOptions options;
+    options.network_trusted = config.kv_network_trusted();
+    absl::StatusOr<std::unique_ptr<kvtransfer::UcxClient>> client =
+        kvtransfer::UcxClient::Start({.key = *key,
+                                      .layout = (*model)->kv_layout(),
+                                      .fingerprint = (*model)->fingerprint(),
+                                      .consumer = host.incarnation(),
+                                      .require_tags = config.kv_block_tags()},
+                                     options);
+    if (!client.ok()) return client.status();
+    history_client = *std::move(client);
+    history_transports["ucx"] = history_client.get();
+  }
   prefill_worker::PrefillService service({.model = model->get(),
                                           .exporter = &exporter,
                                           .engine_metrics = &engine_metrics,
                                           .metrics = &metrics,
-                                          .lease = absl::Milliseconds(config.kv_lease_ms())});
+                                          .lease = absl::Milliseconds(config.kv_lease_ms()),
+                                          .transports = history_transports,
+                                          .key = *key});
 
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());
@@ -73,6 +97,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                           .prefixes = [&service](uint64_t v) { return service.prefixes(v); },
                                           .drain = [&service] { service.Drain(); },
                                           .idle = [&service] { return service.idle(); }});
+  if (history_client != nullptr) history_client->Shutdown();
   (*transport)->Shutdown();
   exporter.ReleaseAll();
   return served;

@@ -12,28 +12,30 @@
 #include "common/rpc/stream_writer.h"
 #include "common/status.h"
 #include "engine/request_proto.h"
+#include "kvtransfer/ticket.h"
 
 namespace baton::prefill_worker {
 
 namespace {
 
-constexpr size_t kMaxPendingExports = 4096;
+constexpr absl::Duration kHistoryPatience = absl::Milliseconds(50);
 
 }  // namespace
 
 using Stream = rpc::StreamWriter<v1::PrefillEvent>;
 
-// One Prefill: the engine's sink. Runs on the engine's thread, then, after OnDone, on the export thread; Abandon comes
-// from gRPC's threads.
+// One Prefill: the engine's sink and the export's owner. The engine's thread computes, a transport's thread may end the
+// export, gRPC's threads may abandon the call; it ends when the engine is done with it and the export is over.
 class PrefillService::Call : public engine::RequestSink, public std::enable_shared_from_this<Call> {
  public:
-  Call(PrefillService* service, std::string engine_id, const v1::PrefillRequest& request)
+  Call(PrefillService* service, std::string engine_id, const v1::PrefillRequest& request, absl::Time deadline)
       : service_(service),
         engine_id_(std::move(engine_id)),
         request_id_(request.request_id()),
         epoch_(request.epoch()),
         num_tokens_(static_cast<uint32_t>(request.prompt_token_ids_size())),
-        hand_over_(request.hand_over()) {
+        hand_over_(request.hand_over()),
+        deadline_(deadline) {
     ++service_->open_calls_;
   }
   ~Call() override { --service_->open_calls_; }
@@ -44,71 +46,110 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
     return stream_;
   }
 
+  void OnScheduled(kvcache::BlockLease blocks) override {
+    if (!hand_over_) return;
+    const uint64_t bytes = blocks.blocks().size() * service_->options_.model->kv_layout().block_bytes();
+    absl::StatusOr<v1::Ticket> ticket = service_->options_.exporter->Export(
+        {.request_id = request_id_,
+         .epoch = epoch_,
+         .num_tokens = num_tokens_,
+         .lease = service_->options_.lease,
+         .open_until = deadline_,
+         .on_over = [self = shared_from_this()](absl::Status how) { self->OnOver(std::move(how)); }},
+        std::move(blocks));
+    bool abandoned = false;
+    {
+      MutexLock lock(&mu_);
+      if (ticket.ok()) exported_ = kvtransfer::TransferId::Of(*ticket);
+      abandoned = abandoned_;
+    }
+    if (!ticket.ok()) {
+      export_error_ = ticket.status();
+      return service_->options_.model->engine()->Cancel(engine_id_);
+    }
+    if (abandoned) return DropExport();
+    service_->bytes_exported_->Increment(static_cast<double>(bytes));
+    v1::PrefillEvent event;
+    *event.mutable_ticket() = *std::move(ticket);
+    stream_->Push(std::move(event));
+  }
+
+  void OnComputed(int num_tokens) override {
+    const std::optional<kvtransfer::TransferId> exported = this->exported();
+    const int block_size = service_->options_.model->kv_layout().block_size;
+    // A block that is partly filled is final when the whole prompt is, which Close says.
+    if (exported.has_value()) service_->options_.exporter->Seal(*exported, static_cast<size_t>(num_tokens / block_size));
+  }
+
   void OnToken(const engine::SampledToken& token) override {
     auto* metrics = service_->options_.engine_metrics;
     last_token_ = metrics->OnSampled();
     v1::PrefillEvent event;
     *event.mutable_token() = engine::TokenToProto(token);
+    v1::SampledToken* copy = first_tokens_.add_tokens();
+    *copy = event.token();
+    copy->clear_logprob();
+    copy->clear_top_logprobs();
+    goes_on_ = goes_on_ || token.finish_reason == engine::FinishReason::kNone;
     stream_->Push(std::move(event));
     metrics->OnEmitted(last_token_);
   }
 
-  void OnPrefilled(kvcache::BlockLease blocks) override {
-    if (hand_over_) lease_ = std::move(blocks);
-  }
-
   void OnDone(const absl::Status& status, const engine::RequestStats& stats) override {
     stats_ = stats;
-    if (!status.ok()) return End(status);
-    if (lease_.empty()) {
-      PushPrefilled(nullptr);
-      return End(absl::OkStatus());
+    const absl::Status end = export_error_.ok() ? status : export_error_;
+    const std::optional<kvtransfer::TransferId> exported = this->exported();
+    if (!end.ok()) {
+      if (exported.has_value()) service_->options_.exporter->Fail(*exported, end);
+      return End(end);
     }
-    if (!service_->exports_.TryPush(shared_from_this())) {
-      End(absl::UnavailableError("too many exports wait, or the worker is stopping; try another"));
+    PushPrefilled();
+    if (exported.has_value()) {
+      service_->options_.exporter->Close(*exported, !goes_on_, first_tokens_.SerializeAsString());
     }
-  }
-
-  // Export thread.
-  void Export() {
-    const absl::Time begin = absl::Now();
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < lease_.blocks().size(); ++i) bytes += lease_.bytes(i).size();
-    if (stream_->cancelled()) return End(absl::CancelledError("the caller went away before the hand-over"));
-    absl::StatusOr<v1::Ticket> ticket = service_->options_.exporter->ExportSealed(
-        {.request_id = request_id_, .epoch = epoch_, .num_tokens = num_tokens_, .lease = service_->options_.lease},
-        std::move(lease_));
-    if (!ticket.ok()) return End(ticket.status());
-    service_->export_seconds_->Observe(absl::ToDoubleSeconds(absl::Now() - begin));
-    service_->bytes_exported_->Increment(static_cast<double>(bytes));
-    bool abandoned = false;
-    {
-      MutexLock lock(&mu_);
-      exported_ = kvtransfer::TransferId::Of(*ticket);
-      abandoned = abandoned_;
-    }
-    // Nobody will ever present a ticket that could not be delivered.
-    if (abandoned) service_->options_.exporter->Release(kvtransfer::TransferId::Of(*ticket));
-    PushPrefilled(&*ticket);
-    End(absl::OkStatus());
+    EndIfOver(/*engine_done=*/true, std::nullopt);
   }
 
   void Abandon() {
     service_->options_.model->engine()->Cancel(engine_id_);
-    std::optional<kvtransfer::TransferId> exported;
     {
       MutexLock lock(&mu_);
       abandoned_ = true;
-      exported = exported_;
     }
-    if (exported.has_value()) service_->options_.exporter->Release(*exported);
+    DropExport();
   }
 
  private:
-  void PushPrefilled(const v1::Ticket* ticket) {
+  std::optional<kvtransfer::TransferId> exported() const {
+    MutexLock lock(&mu_);
+    return exported_;
+  }
+
+  void DropExport() {
+    const std::optional<kvtransfer::TransferId> exported = this->exported();
+    if (exported.has_value()) {
+      service_->options_.exporter->Fail(*exported, absl::CancelledError("the request was cancelled"));
+    }
+  }
+
+  // Any thread: the blocks are nobody's lease any more.
+  void OnOver(absl::Status how) { EndIfOver(/*engine_done=*/false, std::move(how)); }
+
+  void EndIfOver(bool engine_done, std::optional<absl::Status> over) {
+    absl::Status how;
+    {
+      MutexLock lock(&mu_);
+      engine_done_ = engine_done_ || engine_done;
+      if (over.has_value()) over_ = std::move(over);
+      if (!engine_done_ || ended_ || (exported_.has_value() && !over_.has_value())) return;
+      if (over_.has_value()) how = *over_;
+    }
+    End(how);
+  }
+
+  void PushPrefilled() {
     v1::PrefillEvent event;
     v1::Prefilled* prefilled = event.mutable_prefilled();
-    if (ticket != nullptr) *prefilled->mutable_ticket() = *ticket;
     prefilled->set_cached_tokens(stats_.cached_tokens);
     prefilled->set_queue_ms(absl::ToDoubleMilliseconds(stats_.queue));
     prefilled->set_prefill_ms(absl::ToDoubleMilliseconds(stats_.prefill));
@@ -116,8 +157,13 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
     stream_->Push(std::move(event));
   }
 
+  // Once; the engine is done.
   void End(const absl::Status& status) {
-    lease_.Reset();
+    {
+      MutexLock lock(&mu_);
+      if (ended_) return;
+      ended_ = true;
+    }
     if (!status.ok()) service_->options_.engine_metrics->OnRefused(status);
     LogDebug("prefill ended", {{"request", request_id_},
                                {"epoch", epoch_},
@@ -137,23 +183,38 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
   const uint32_t epoch_;
   const uint32_t num_tokens_;
   const bool hand_over_;
+  const absl::Time deadline_;
+  // The engine's thread, until it is done; then whoever ends the call.
   std::shared_ptr<Stream> stream_;
-  kvcache::BlockLease lease_;
+  v1::FirstTokens first_tokens_;
+  bool goes_on_ = false;
+  absl::Status export_error_;
   engine::RequestStats stats_;
   absl::Time last_token_ = absl::InfinitePast();
-  Mutex mu_;
+  mutable Mutex mu_;
   std::optional<kvtransfer::TransferId> exported_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::Status> over_ ABSL_GUARDED_BY(mu_);  // how the export ended
+  bool engine_done_ ABSL_GUARDED_BY(mu_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 PrefillService::PrefillService(const Options& options)
     : options_(options),
-      export_seconds_(&options.metrics->Histogram("baton_kv_export_seconds",
-                                                  "From the end of prefill to the signed ticket", LatencyBuckets())),
-      bytes_exported_(&options.metrics->Counter("baton_kv_exported_bytes_total", "KV bytes that tickets named")),
-      exports_(kMaxPendingExports) {
+      bytes_exported_(&options.metrics->Counter("baton_kv_exported_bytes_total", "KV bytes that tickets named")) {
   auto* metrics = options.metrics;
   auto* outstanding = &metrics->Gauge("baton_tickets", "Tickets issued and not yet fetched, released or expired");
+  std::vector<prometheus::Gauge*> by_age;
+  for (const char* age : {"below_1s", "below_10s", "below_60s", "older"}) {
+    by_age.push_back(&metrics->Gauge("baton_tickets_by_age", "Outstanding tickets, by time since issue", {{"age", age}}));
+  }
+  const auto spent = [metrics](const char* phase) {
+    return &metrics->Counter("baton_kv_send_seconds_total",
+                             "Seconds of sends: posting (checksums, tags, calls of the transport) and waiting for blocks",
+                             {{"phase", phase}});
+  };
+  metrics->Gauge("baton_kv_block_tags", "1: blocks carry keyed tags, against forgery; 0: checksums, against corruption")
+      .Set(options.exporter->options().block_tags ? 1 : 0);
   auto* in_flight = &metrics->Gauge("baton_tickets_being_fetched", "Tickets whose blocks are being read");
   const auto ended = [metrics](const char* how) {
     return &metrics->Counter("baton_tickets_ended_total", "Tickets, by how they ended", {{"how", how}});
@@ -166,6 +227,7 @@ PrefillService::PrefillService(const Options& options)
   for (int i = 0; i < kvtransfer::kNumRefusals; ++i) refusals.push_back(refused(static_cast<kvtransfer::Refusal>(i)));
   auto* sent = &metrics->Counter("baton_kv_sent_bytes_total", "KV bytes of fetches that completed");
   collect_ = metrics->OnCollect([=, exporter = options.exporter, completed = ended("fetched"), failed = ended("failed"),
+                                 posting = spent("posting"), waiting = spent("waiting"),
                                  released = ended("released"), expired = ended("expired")] {
     const kvtransfer::Exporter::Counters c = exporter->counters();
     outstanding->Set(static_cast<double>(c.outstanding));
@@ -175,27 +237,16 @@ PrefillService::PrefillService(const Options& options)
     RaiseTo(released, static_cast<double>(c.released));
     RaiseTo(expired, static_cast<double>(c.expired));
     RaiseTo(sent, static_cast<double>(c.bytes_sent));
+    RaiseTo(posting, c.posting_seconds);
+    RaiseTo(waiting, c.waiting_seconds);
+    for (size_t i = 0; i < by_age.size(); ++i) by_age[i]->Set(static_cast<double>(c.by_age[i]));
     for (size_t i = 0; i < refusals.size(); ++i) RaiseTo(refusals[i], static_cast<double>(c.refusals[i]));
   });
-  export_thread_ = std::thread([this] { RunExports(); });
 }
 
 PrefillService::~PrefillService() {
-  // The server is down, so every call was cancelled; the engine lets go of the last ones within a step.
+  // The server is down, so every call was cancelled; engine and transport let go of the last ones within a step.
   while (open_calls_ > 0) absl::SleepFor(absl::Milliseconds(1));
-  exports_.Close();
-  export_thread_.join();
-}
-
-void PrefillService::RunExports() {
-  while (true) {
-    std::optional<std::shared_ptr<Call>> call = exports_.Pop();
-    if (call.has_value()) {
-      (*call)->Export();
-    } else if (exports_.closed()) {
-      return;
-    }
-  }
 }
 
 grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(grpc::CallbackServerContext* context,
@@ -204,11 +255,12 @@ grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(grpc::Callba
   engine::Engine* engine = options_.model->engine();
   // The number keeps two calls apart that name the same attempt.
   const std::string engine_id = absl::StrCat(request->request_id(), "#", request->epoch(), ".", next_call_++);
-  auto call = std::make_shared<Call>(this, engine_id, *request);
+  const absl::Time deadline = rpc::DeadlineOf(*context);
+  auto call = std::make_shared<Call>(this, engine_id, *request, deadline);
   std::shared_ptr<Stream> stream = call->OpenStream();
   absl::StatusOr<engine::Request> parsed =
       engine::RequestFromProto(request->request_id(), request->prompt_token_ids(), request->sampling(),
-                               request->tenant(), rpc::DeadlineOf(*context), options_.model->limits());
+                               request->tenant(), deadline, options_.model->limits());
   if (!parsed.ok()) {
     call->OnDone(parsed.status(), {});
     return stream.get();
@@ -220,15 +272,108 @@ grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(grpc::Callba
   return stream.get();
 }
 
-grpc::ServerUnaryReactor* PrefillService::ReleaseTicket(grpc::CallbackServerContext* context,
-                                                        const v1::ReleaseTicketRequest* request,
-                                                        v1::ReleaseTicketResponse* response) {
-  response->set_released(
-      request->request_id().empty()
-          ? options_.exporter->Release({request->transfer_id_high(), request->transfer_id_low()})
-          : options_.exporter->ReleaseRequest(request->request_id(), request->epoch()));
-  auto* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+// One ImportHistory: room, fetch, prefix cache. It begins on a gRPC thread and goes on on the engine's and the transport's.
+class PrefillService::Import : public std::enable_shared_from_this<Import> {
+ public:
+  Import(PrefillService* service, const v1::ImportHistoryRequest& request, v1::ImportHistoryResponse* response,
+         grpc::ServerUnaryReactor* reactor)
+      : service_(service), request_(request), response_(response), reactor_(reactor) {
+    ++service_->open_calls_;
+  }
+  ~Import() { --service_->open_calls_; }
+
+  void Run() {
+    const std::vector<int32_t> ids(request_.token_ids().begin(), request_.token_ids().end());
+    // Prompts that wait must not wait longer for this.
+    service_->options_.model->engine()->ReserveKv(
+        absl::StrCat(request_.request_id(), "#", request_.epoch(), ".h", service_->next_call_++),
+        static_cast<int>(ids.size()), absl::Now() + kHistoryPatience,
+        [self = shared_from_this()](absl::StatusOr<kvcache::BlockLease> lease) {
+          if (!lease.ok()) {
+            const bool full = absl::IsDeadlineExceeded(lease.status());
+            return self->End(full ? absl::ResourceExhaustedError("no room for the history right now") : lease.status());
+          }
+          self->Fetch(*std::move(lease));
+        },
+        {request_.tenant(), ids});
+  }
+
+ private:
+  void Fetch(kvcache::BlockLease lease) {
+    kvtransfer::FetchRequest fetch;
+    fetch.ticket = request_.ticket();
+    fetch.first_block = static_cast<uint32_t>(lease.num_held());
+    fetch.destination = lease.SplitOff(lease.num_held());
+    fetch.deadline = absl::Now() + kvtransfer::SilenceLimit(fetch.ticket);
+    auto held = std::make_shared<kvcache::BlockLease>(std::move(lease));
+    service_->TransportFor(fetch.ticket)
+        ->Fetch(std::move(fetch), [self = shared_from_this(), held](absl::StatusOr<kvtransfer::FetchResult> result,
+                                                                    kvcache::BlockLease destination) {
+          if (!result.ok()) return self->End(result.status());
+          held->Join(std::move(destination));
+          const auto& ids = self->request_.token_ids();
+          self->service_->options_.model->engine()->AdoptPrefix(self->request_.tenant(), {ids.begin(), ids.end()},
+                                                                std::move(*held));
+          self->response_->set_blocks(result->stats.blocks);
+          self->End(absl::OkStatus());
+        });
+  }
+
+  void End(const absl::Status& status) {
+    service_->options_.metrics
+        ->Counter("baton_kv_history_imports_total", "Turns whose KV was offered back, by what became of it",
+                  {{"code", RuleFor(status.code()).name}})
+        .Increment();
+    reactor_->Finish(ToGrpcStatus(status));
+  }
+
+  PrefillService* const service_;
+  const v1::ImportHistoryRequest request_;
+  v1::ImportHistoryResponse* const response_;
+  grpc::ServerUnaryReactor* const reactor_;
+};
+
+absl::Status PrefillService::CheckHistory(const v1::ImportHistoryRequest& request) const {
+  const v1::Ticket& ticket = request.ticket();
+  if (absl::Status s = kvtransfer::CheckTicketForFetch(options_.key, ticket, options_.model->kv_layout(),
+                                                       options_.model->fingerprint());
+      !s.ok()) {
+    return s;
+  }
+  if (ticket.request_id() != request.request_id() || ticket.epoch() != request.epoch()) {
+    return absl::PermissionDeniedError("the ticket is for another request");
+  }
+  const uint32_t block_size = ticket.layout().block_size();
+  if (ticket.num_tokens() != static_cast<uint32_t>(request.token_ids_size()) || ticket.num_tokens() % block_size != 0) {
+    return InvalidField("token_ids", absl::StrCat(request.token_ids_size(), " for a ticket of ", ticket.num_tokens(),
+                                                  " tokens; want whole blocks of ", block_size));
+  }
+  if (TransportFor(ticket) == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("the decode worker offers transport \"",
+                                                      ticket.endpoint().transport(), "\", which this worker does not have"));
+  }
+  return absl::OkStatus();
+}
+
+kvtransfer::TransportClient* PrefillService::TransportFor(const v1::Ticket& ticket) const {
+  if (auto it = options_.transports.find(ticket.endpoint().transport()); it != options_.transports.end()) {
+    return it->second;
+  }
+  for (const v1::Endpoint& endpoint : ticket.fallbacks()) {
+    if (auto it = options_.transports.find(endpoint.transport()); it != options_.transports.end()) return it->second;
+  }
+  return nullptr;
+}
+
+grpc::ServerUnaryReactor* PrefillService::ImportHistory(grpc::CallbackServerContext* context,
+                                                        const v1::ImportHistoryRequest* request,
+                                                        v1::ImportHistoryResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (absl::Status s = CheckHistory(*request); !s.ok()) {
+    reactor->Finish(ToGrpcStatus(s));
+    return reactor;
+  }
+  std::make_shared<Import>(this, *request, response, reactor)->Run();
   return reactor;
 }
 

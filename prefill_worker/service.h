@@ -1,19 +1,19 @@
-// baton.v1.PrefillWorker: engine plus exporter. A prompt comes in, token 0 of every choice and a ticket for the KV go
-// out.
+// baton.v1.PrefillWorker: engine plus exporter. A prompt comes in; a ticket for its KV goes out as soon as the first chunk
+// is scheduled, then token 0 of every choice.
 #ifndef BATON_PREFILL_WORKER_SERVICE_H_
 #define BATON_PREFILL_WORKER_SERVICE_H_
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/time/time.h"
-#include "common/inbox.h"
 #include "common/metrics.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/exporter.h"
+#include "kvtransfer/transport.h"
 #include "proto/cluster.pb.h"
 #include "proto/worker.grpc.pb.h"
 
@@ -29,16 +29,20 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
     engine::EngineMetrics* engine_metrics = nullptr;
     Metrics* metrics = nullptr;
     absl::Duration lease = absl::Seconds(30);
+    // What fetches history, by Endpoint.transport; empty: none is imported.
+    std::map<std::string, kvtransfer::TransportClient*> transports;
+    kvtransfer::ClusterKey key;
   };
   explicit PrefillService(const Options& options);
   ~PrefillService() override;
 
-  // Events as in worker.proto. When the call is cancelled, or its deadline passes, the engine drops the request within
-  // one step; an export that was made meanwhile is released.
+  // Events as in worker.proto. The call owns its export: when it is cancelled, or its deadline passes, the engine drops
+  // the request within one step and the export is given back (when its readers have stopped).
   grpc::ServerWriteReactor<v1::PrefillEvent>* Prefill(grpc::CallbackServerContext* context,
                                                       const v1::PrefillRequest* request) override;
-  grpc::ServerUnaryReactor* ReleaseTicket(grpc::CallbackServerContext* context, const v1::ReleaseTicketRequest* request,
-                                          v1::ReleaseTicketResponse* response) override;
+
+  grpc::ServerUnaryReactor* ImportHistory(grpc::CallbackServerContext* context, const v1::ImportHistoryRequest* request,
+                                          v1::ImportHistoryResponse* response) override;
 
   // For WorkerHost's hooks.
   v1::WorkerLoad load() const;
@@ -48,18 +52,17 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
 
  private:
   class Call;
+  class Import;
 
-  void RunExports();
+  // The first of the ticket's transports that this worker has; null: none.
+  kvtransfer::TransportClient* TransportFor(const v1::Ticket& ticket) const;
+  absl::Status CheckHistory(const v1::ImportHistoryRequest& request) const;
 
   const Options options_;
-  prometheus::Histogram* export_seconds_;
   prometheus::Counter* bytes_exported_;
   std::shared_ptr<void> collect_;
   std::atomic<uint64_t> next_call_{0};
   std::atomic<int> open_calls_{0};
-  // Checksumming a prompt's blocks takes milliseconds, which the engine's thread must not spend.
-  Inbox<std::shared_ptr<Call>> exports_;
-  std::thread export_thread_;
 };
 
 }  // namespace baton::prefill_worker

@@ -12,24 +12,27 @@ namespace baton::router {
 enum class State {
   kReceived,    // not yet validated and tokenized
   kPlacing,     // waiting for a pair of workers
-  kPrefilling,  // the prefill stream is open, no result yet
-  kHandover,    // the decode worker has the ticket and has not said that the KV arrived: the router owns the ticket
-  kDecoding,    // the KV arrived, tokens flow
+  kReserving,   // the decode call is open and waits for room; nothing is spent on prefill yet
+  kPrefilling,  // both calls are open: the prompt is computed, and its KV moves as it comes
+  kHandover,    // token 0 of every choice is here; the decode worker has not said that the KV is complete
+  kDecoding,    // it has, tokens flow
   kBackoff,     // a worker failed; waiting a moment before the next attempt
   kDone,        // the client has its status
 };
-inline constexpr size_t kNumStates = 7;
+inline constexpr size_t kNumStates = 8;
 
 enum class Event {
   kAdmitted,  // valid; prompt tokenized
   kRejected,  // not valid, or the router takes no more
   kPlaced,
   kUnplaced,  // no worker; carries the status
+  kTicket,    // the first chunk is scheduled
   kPrefillToken,
-  kPrefilled,      // result of the prefill, with the ticket if some choice goes on
-  kPrefillEnded,   // stream ended with OK
+  kPrefilled,      // result of the prefill
+  kPrefillEnded,   // stream ended with OK: the KV was fetched, or there was none
   kPrefillFailed,  // stream ended otherwise, or the worker is gone
-  kFetched,        // the ticket is redeemed
+  kReserved,       // there is room for the whole prompt
+  kFetched,        // the KV is complete
   kDecodeToken,
   kDecodeDone,
   kDecodeEnded,
@@ -39,24 +42,26 @@ enum class Event {
   kDeadline,
   kStop,  // the router stops at once
 };
-inline constexpr size_t kNumEvents = 17;
+inline constexpr size_t kNumEvents = 19;
 
 enum class Action {
   kIgnore,  // can happen late and means nothing any more
   kBug,     // cannot happen: the request fails with INTERNAL and everything is given back
   kAdmit,   // Started to the client, ask for a placement
   kReject,  // status to the client
+  kReserve,       // ask the decode worker for room; without one, prefill at once
   kBeginPrefill,
   kGiveUp,    // status to the client
+  kPresent,   // the ticket goes to the decode worker
   kToken,     // forward index == next, compare replayed ones, match stop strings
-  kHandOver,  // start decode with the ticket, or finish when no choice goes on
+  kHold,      // decode was faster than prefill's last words: kept until those are here
+  kHandOver,  // tell decode to go on, or finish when no choice does
   kMissing,   // the stream ended before its result: as a failure
-  kRedeem,    // the ticket is the decode worker's now
+  kRedeem,    // compare the first tokens that came with the KV
   kNoteDone,
   kConclude,  // Summary, OK
-  kFailOver,  // give everything back, then retry elsewhere or fail with the status
+  kFailOver,  // cancel both calls, then retry elsewhere or fail with the status
   kPlaceAgain,
-  kReturn,     // a ticket that came too late: give it back
   kAbortGone,  // CANCELLED
   kAbortLate,  // DEADLINE_EXCEEDED
   kAbortStop,  // UNAVAILABLE

@@ -230,21 +230,6 @@ absl::StatusOr<PlacedHolds> Placement::PlaceLocked(const PlaceRequest& request) 
   return placed;
 }
 
-absl::StatusOr<std::pair<WorkerRef, InFlightHold>> Placement::KeepDecode(const WorkerRef& preferred,
-                                                                         const PlacementNeed& need) {
-  MutexLock lock(&mu_);
-  bool ready = false;
-  view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory& prefixes) {
-    ready = std::any_of(workers.begin(), workers.end(), [&](const WorkerSnapshot& w) {
-      return w.state == WorkerState::kReady && !w.suspect && w.id == preferred.id;
-    });
-  });
-  if (ready) return std::pair(preferred, InFlightHold());
-  Pick decode = PickOne(Role::kDecode, need, nullptr);
-  if (!decode.choice.ok()) return decode.choice.status();
-  return std::pair(decode.worker, InFlightHold(view_, decode.worker.id, decode.work));
-}
-
 void Placement::Log(const PlaceRequest& request, const Pick& prefill, const Pick* decode) {
   v1::PlacementDecision decision;
   decision.set_epoch(request.epoch);

@@ -109,8 +109,6 @@ class Placement {
   // At once or not at all, past the queue. Errors as the policy's. Without needs_decode the pair's decode side stays
   // empty.
   absl::StatusOr<PlacedHolds> Place(const PlaceRequest& request);
-  // `preferred` if it is still ready; else another one. The hold is empty in the first case (the caller has it).
-  absl::StatusOr<std::pair<WorkerRef, InFlightHold>> KeepDecode(const WorkerRef& preferred, const PlacementNeed& need);
 
   // How a call to a worker ended otherwise than well, and what a hand-over took.
   void ReportFailure(const WorkerId& id, const absl::Status& status);

@@ -97,16 +97,23 @@ void RequestDriver::HandleInput(Input input) {
 
 void RequestDriver::NoteStream(const Input& input) {
   const bool failed = input.event == Event::kPrefillFailed || input.event == Event::kDecodeFailed;
-  if (failed && input.epoch == lifecycle_.epoch() && lifecycle_.state() != State::kDone) {
+  if (failed && input.epoch == lifecycle_.epoch() && Lookup(lifecycle_.state(), input.event) == Action::kFailOver) {
     const absl::Status* status = std::get_if<absl::Status>(&input.payload);
     if (status != nullptr) context_->placement->ReportFailure(input.worker.id, *status);
-    if (input.event == Event::kDecodeFailed && lifecycle_.state() == State::kHandover) {
+    const bool moving = lifecycle_.state() == State::kPrefilling || lifecycle_.state() == State::kHandover;
+    if (input.event == Event::kDecodeFailed && moving) {
       context_->placement->ReportTransferFailed(prefill_worker_.id, input.worker.id);
     }
   }
   if (const auto* fetched = std::get_if<v1::Fetched>(&input.payload); fetched != nullptr && input.epoch == decode_epoch_) {
+    // The pair's speed is what it took while there was something to move.
     context_->placement->ReportTransfer(prefill_worker_.id, input.worker.id, fetched->bytes(),
-                                        absl::Milliseconds(fetched->transfer_ms()));
+                                        absl::Milliseconds(fetched->transfer_ms() - fetched->waiting_ms()));
+  }
+  // Its work is done; what it still holds is memory.
+  if (input.event == Event::kPrefilled && input.epoch == prefill_epoch_) {
+    prefill_hold_ = {};
+    context_->placement->Changed();
   }
   if (input.event == Event::kPrefillEnded || input.event == Event::kPrefillFailed) {
     if (input.epoch != prefill_epoch_) return;
@@ -115,6 +122,8 @@ void RequestDriver::NoteStream(const Input& input) {
     context_->placement->Changed();
   } else if (input.event == Event::kDecodeEnded || input.event == Event::kDecodeFailed) {
     if (input.epoch != decode_epoch_) return;
+    // A failed update fails the call although its stream still runs.
+    if (failed && decode_leg_ != nullptr) decode_leg_->Cancel();
     decode_leg_.reset();
     decode_hold_ = {};
     context_->placement->Changed();
@@ -126,9 +135,6 @@ void RequestDriver::OnGone(const Gone& gone) {
   if (prefill_leg_ != nullptr && prefill_worker_.id == gone.id) {
     prefill_leg_->Cancel();
     HandleInput({Event::kPrefillFailed, prefill_epoch_, prefill_worker_, why});
-  } else if (lifecycle_.state() == State::kHandover && prefill_worker_.id == gone.id) {
-    // Its stream has ended well, and the KV it holds is gone with it.
-    HandleInput({Event::kPrefillFailed, prefill_epoch_, prefill_worker_, why});
   }
   if (decode_leg_ != nullptr && decode_worker_.id == gone.id) {
     decode_leg_->Cancel();
@@ -137,6 +143,10 @@ void RequestDriver::OnGone(const Gone& gone) {
 }
 
 void RequestDriver::Execute(AskPlacement& command) {
+  // What is left of a former attempt's calls was cancelled, and their ends say nothing of this one.
+  prefill_leg_.reset();
+  decode_leg_.reset();
+  prefill_epoch_ = decode_epoch_ = lifecycle_.epoch();
   prefill_hold_ = {};
   decode_hold_ = {};
   const AdmittedRequest& admitted = lifecycle_.request();
@@ -192,6 +202,8 @@ void RequestDriver::OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::
   switch (event.event_case()) {
     case v1::PrefillEvent::kToken:
       return Post({Event::kPrefillToken, epoch, worker, std::move(*event.mutable_token())});
+    case v1::PrefillEvent::kTicket:
+      return Post({Event::kTicket, epoch, worker, std::move(*event.mutable_ticket())});
     case v1::PrefillEvent::kPrefilled:
       return Post({Event::kPrefilled, epoch, worker, std::move(*event.mutable_prefilled())});
     case v1::PrefillEvent::EVENT_NOT_SET:
@@ -200,11 +212,7 @@ void RequestDriver::OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::
 }
 
 void RequestDriver::Execute(StartDecode& command) {
-  absl::StatusOr<std::pair<WorkerRef, InFlightHold>> kept =
-      context_->placement->KeepDecode(command.worker, command.need);
-  if (!kept.ok()) return Post({Event::kUnplaced, 0, {}, kept.status()});
-  if (kept->first.id != command.worker.id) decode_hold_ = std::move(kept->second);
-  decode_worker_ = kept->first;
+  decode_worker_ = command.worker;
   decode_epoch_ = command.request.epoch();
   const std::shared_ptr<WorkerStubs> stubs = context_->channels->Get(decode_worker_);
   const std::shared_ptr<RequestDriver> self = shared_from_this();
@@ -225,6 +233,8 @@ void RequestDriver::Execute(StartDecode& command) {
 
 void RequestDriver::OnDecodeEvent(uint32_t epoch, const WorkerRef& worker, v1::DecodeEvent& event) {
   switch (event.event_case()) {
+    case v1::DecodeEvent::kReserved:
+      return Post({Event::kReserved, epoch, worker, std::move(*event.mutable_reserved())});
     case v1::DecodeEvent::kFetched:
       return Post({Event::kFetched, epoch, worker, std::move(*event.mutable_fetched())});
     case v1::DecodeEvent::kToken:
@@ -244,7 +254,15 @@ void RequestDriver::Execute(CancelDecode&) {
   if (decode_leg_ != nullptr) decode_leg_->Cancel();
 }
 
-void RequestDriver::Execute(ReleaseTicket& command) { context_->releaser->Release(command); }
+void RequestDriver::Execute(UpdateDecode& command) {
+  const std::shared_ptr<RequestDriver> self = shared_from_this();
+  context_->calls->Update(command, lifecycle_.deadline(),
+                            [self, epoch = command.request.epoch(), worker = command.worker](absl::Status status) {
+                              self->Post({Event::kDecodeFailed, epoch, worker, std::move(status)});
+                            });
+}
+
+void RequestDriver::Execute(OfferHistory& command) { context_->calls->Offer(command); }
 
 void RequestDriver::Execute(Wait& command) {
   context_->metrics->Retried(command.why);
@@ -289,7 +307,9 @@ void RequestDriver::LogEnd(const absl::Status& status) {
        {"tokenize_ms", ms(s.tokenize)},
        {"queue_ms", ms(s.queue)},
        {"prefill_ms", ms(s.prefill)},
+       {"reserve_ms", ms(s.reserve)},
        {"transfer_ms", ms(s.transfer)},
+       {"handover_ms", ms(s.handover)},
        {"first_token_ms", ms(s.ttft)},
        {"emit_ms", ms(emit_)},
        {"stop_ms", ms(s.stop)},

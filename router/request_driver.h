@@ -23,7 +23,7 @@
 #include "router/request_lifecycle.h"
 #include "router/request_table.h"
 #include "router/router_metrics.h"
-#include "router/ticket_releaser.h"
+#include "router/worker_calls.h"
 #include "router/worker_channels.h"
 
 namespace baton::router {
@@ -33,7 +33,7 @@ struct DriverContext {
   RequestTable* table = nullptr;
   Placement* placement = nullptr;
   WorkerChannels* channels = nullptr;
-  TicketReleaser* releaser = nullptr;
+  WorkerCalls* calls = nullptr;
   RouterMetrics* metrics = nullptr;
   const TextMaker* text = nullptr;
   Clock* clock = nullptr;
@@ -92,7 +92,8 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void Execute(StartDecode& command);
   void Execute(CancelPrefill& command);
   void Execute(CancelDecode& command);
-  void Execute(ReleaseTicket& command);
+  void Execute(UpdateDecode& command);
+  void Execute(OfferHistory& command);
   void Execute(Wait& command);
   void Execute(Send& command);
   void Execute(Finish& command);

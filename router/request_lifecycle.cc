@@ -30,9 +30,20 @@ RequestLifecycle::RequestLifecycle(absl::Time deadline, const TextMaker* text, C
 
 void RequestLifecycle::Handle(Input input, std::vector<Command>* commands) {
   out_ = commands;
-  const bool of_stream = input.event >= Event::kPrefillToken && input.event <= Event::kBackoffOver;
+  Step(input);
+  // What was held back for prefill's last words comes now, unless the attempt is over.
+  while (state_ != State::kPrefilling && !held_.empty()) {
+    std::vector<Input> held = std::move(held_);
+    held_.clear();
+    for (Input& late : held) Step(late);
+  }
+  out_ = nullptr;
+}
+
+void RequestLifecycle::Step(Input& input) {
+  const bool of_stream = input.event >= Event::kTicket && input.event <= Event::kBackoffOver;
   Action action = Lookup(state_, input.event);
-  if (of_stream && input.epoch != epoch_) action = input.event == Event::kPrefilled ? Action::kReturn : Action::kIgnore;
+  if (of_stream && input.epoch != epoch_) action = Action::kIgnore;
   switch (action) {
     case Action::kIgnore:
       break;
@@ -46,8 +57,19 @@ void RequestLifecycle::Handle(Input input, std::vector<Command>* commands) {
     case Action::kReject:
       End(StatusOf(input));
       break;
+    case Action::kReserve:
+      Reserve(input);
+      break;
     case Action::kBeginPrefill:
-      BeginPrefill(input);
+      stats_.reserve = absl::Milliseconds(std::get<v1::Reserved>(input.payload).reserve_ms());
+      stats_.kv.set_held_blocks(std::get<v1::Reserved>(input.payload).held_blocks());
+      BeginPrefill();
+      break;
+    case Action::kPresent:
+      Present(input);
+      break;
+    case Action::kHold:
+      held_.push_back(std::move(input));
       break;
     case Action::kGiveUp:
       GiveUp(input);
@@ -77,11 +99,6 @@ void RequestLifecycle::Handle(Input input, std::vector<Command>* commands) {
     case Action::kPlaceAgain:
       Ask();
       break;
-    case Action::kReturn:
-      if (auto* prefilled = std::get_if<v1::Prefilled>(&input.payload); prefilled && prefilled->has_ticket()) {
-        GiveBack(input.worker, prefilled->ticket());
-      }
-      break;
     case Action::kAbortGone:
       Abort(absl::CancelledError("the client cancelled the request"));
       break;
@@ -93,7 +110,6 @@ void RequestLifecycle::Handle(Input input, std::vector<Command>* commands) {
           absl::UnavailableError("the router is stopping; send the request again, to another router if there is one"));
       break;
   }
-  out_ = nullptr;
 }
 
 absl::Status RequestLifecycle::TooLate() const {
@@ -134,12 +150,34 @@ void RequestLifecycle::Ask() {
   Emit(AskPlacement{Need(), request_.sampling.max_tokens() > 1});
 }
 
-void RequestLifecycle::BeginPrefill(Input& input) {
+void RequestLifecycle::Reserve(Input& input) {
   PlacedPair& pair = std::get<PlacedPair>(input.payload);
   prefill_ = std::move(pair.prefill);
   decode_ = std::move(pair.decode);
   stats_.prefill_worker = prefill_.id.name;
   stats_.decode_worker.clear();
+  presented_ = false;
+  held_.clear();
+  if (request_.sampling.max_tokens() <= 1) return BeginPrefill();
+  state_ = State::kReserving;
+  // Whether token 0 ends a choice may be text, and a former attempt may have ended one: decode must not run it.
+  wait_for_go_ = request_.sampling.stop_size() > 0 ||
+                 std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.finished; });
+  StartDecode start;
+  start.worker = decode_;
+  v1::DecodeRequest& request = start.request;
+  request.set_request_id(request_.request_id);
+  request.set_epoch(epoch_);
+  request.mutable_prompt_token_ids()->Assign(request_.prompt_token_ids.begin(), request_.prompt_token_ids.end());
+  *request.mutable_sampling() = request_.sampling;
+  request.mutable_sampling()->clear_stop();
+  request.mutable_sampling()->clear_include_stop_str_in_output();
+  request.set_tenant(request_.tenant);
+  request.set_wait_for_go(wait_for_go_);
+  Emit(std::move(start));
+}
+
+void RequestLifecycle::BeginPrefill() {
   state_ = State::kPrefilling;
   StartPrefill start;
   start.worker = prefill_;
@@ -153,6 +191,22 @@ void RequestLifecycle::BeginPrefill(Input& input) {
   request.set_tenant(request_.tenant);
   request.set_hand_over(request_.sampling.max_tokens() > 1);
   Emit(std::move(start));
+}
+
+UpdateDecode RequestLifecycle::MakeUpdate() const {
+  UpdateDecode update;
+  update.worker = decode_;
+  update.request.set_request_id(request_.request_id);
+  update.request.set_epoch(epoch_);
+  return update;
+}
+
+void RequestLifecycle::Present(Input& input) {
+  if (presented_ || request_.sampling.max_tokens() <= 1) return;  // one is enough, or too many
+  presented_ = true;
+  UpdateDecode update = MakeUpdate();
+  *update.request.mutable_ticket() = std::move(std::get<v1::Ticket>(input.payload));
+  Emit(std::move(update));
 }
 
 void RequestLifecycle::OnToken(Input& input) {
@@ -196,6 +250,7 @@ absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) 
   }
   const absl::Time now = clock_->Now();
   if (absl::Duration since = now - arrival_; since < stats_.ttft) stats_.ttft = since;
+  if (next == 1 && token.choice_index() == 0) stats_.second_token = now - choice.last_token;
   if (next > 0) stats_.itl_ms.push_back(static_cast<float>(absl::ToDoubleMilliseconds(now - choice.last_token)));
   choice.last_token = now;
   choice.ids.push_back(token.token_id());
@@ -248,45 +303,42 @@ void RequestLifecycle::HandOver(Input& input) {
   stats_.cached_tokens = prefilled.cached_tokens();
   stats_.queue = absl::Milliseconds(prefilled.queue_ms());
   stats_.prefill = absl::Milliseconds(prefilled.prefill_ms());
-  if (prefilled.has_ticket()) ticket_ = std::move(*prefilled.mutable_ticket());
-  if (AllFinished()) return Conclude(input);
-  if (!AllHaveFirst() || !ticket_.has_value()) {
+  prefilled_ = clock_->Now();
+  if (AllFinished()) {
+    // Whoever still holds something for it hears so from the other, or by this.
+    if (request_.sampling.max_tokens() > 1) {
+      Emit(CancelPrefill{});
+      Emit(CancelDecode{});
+    }
+    return Conclude(input);
+  }
+  if (!AllHaveFirst() || !presented_) {
     return FailOver(input, absl::InternalError(absl::StrCat(
                                "it ended the prefill without ",
-                               ticket_.has_value() ? "token 0 of every choice" : "a ticket, and choices go on")));
+                               presented_ ? "token 0 of every choice" : "a ticket, and choices go on")));
   }
   state_ = State::kHandover;
-  StartDecode start;
-  start.worker = decode_;
-  start.need = Need();
-  v1::DecodeRequest& request = start.request;
-  request.set_request_id(request_.request_id);
-  request.set_epoch(epoch_);
-  request.mutable_prompt_token_ids()->Assign(request_.prompt_token_ids.begin(), request_.prompt_token_ids.end());
-  *request.mutable_sampling() = request_.sampling;
-  request.mutable_sampling()->clear_stop();
-  request.mutable_sampling()->clear_include_stop_str_in_output();
-  request.set_tenant(request_.tenant);
-  *request.mutable_ticket() = *ticket_;
-  for (const Choice& choice : choices_) {
-    v1::SampledToken* first = request.add_first_tokens();
-    *first = choice.first;
-    first->clear_logprob();
-    first->clear_top_logprobs();
-    // What a stop string ended, or a former attempt finished, need not run.
-    if (choice.finished && first->finish_reason() == v1::FINISH_REASON_UNSPECIFIED) {
-      first->set_finish_reason(v1::FINISH_REASON_STOP);
-    }
+  if (!wait_for_go_) return;
+  UpdateDecode update = MakeUpdate();
+  update.request.set_go(true);
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    if (choices_[i].finished) update.request.add_ended_choices(static_cast<uint32_t>(i));
   }
-  Emit(std::move(start));
+  Emit(std::move(update));
 }
 
 void RequestLifecycle::Redeem(Input& input) {
   const v1::Fetched& fetched = std::get<v1::Fetched>(input.payload);
-  ticket_.reset();
-  decode_ = input.worker;
+  bool equal = !fetched.finished() && fetched.first_token_ids_size() == static_cast<int>(choices_.size());
+  for (size_t i = 0; equal && i < choices_.size(); ++i) {
+    equal = fetched.first_token_ids(static_cast<int>(i)) == choices_[i].first.token_id();
+  }
+  if (!equal) {
+    return FailOver(input, absl::DataLossError("it got other first tokens with the KV than the client has"));
+  }
   stats_.decode_worker = decode_.id.name;
   stats_.transfer = absl::Milliseconds(fetched.transfer_ms());
+  stats_.handover = clock_->Now() - prefilled_;
   stats_.kv.set_bytes(fetched.bytes());
   stats_.kv.set_blocks(fetched.blocks());
   stats_.kv.set_transport(fetched.transport());
@@ -298,13 +350,26 @@ void RequestLifecycle::NoteDone(const Input& input) {
   const v1::DecodeDone& done = std::get<v1::DecodeDone>(input.payload);
   stats_.decode_queue = absl::Milliseconds(done.decode_queue_ms());
   stats_.num_preemptions += done.num_preemptions();
+  if (!done.has_history() || choices_.size() != 1) return;
+  // The next turn's prompt begins with this one and its answer; who computes it should find both.
+  const size_t num_tokens = done.history().num_tokens();
+  std::vector<int32_t> ids = request_.prompt_token_ids;
+  ids.insert(ids.end(), choices_[0].ids.begin(), choices_[0].ids.end());
+  if (num_tokens > ids.size()) return;
+  OfferHistory offer;
+  offer.worker = prefill_;
+  offer.request.set_request_id(request_.request_id);
+  offer.request.set_epoch(epoch_);
+  offer.request.set_tenant(request_.tenant);
+  offer.request.mutable_token_ids()->Assign(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(num_tokens));
+  *offer.request.mutable_ticket() = done.history();
+  Emit(std::move(offer));
 }
 
 void RequestLifecycle::Conclude(const Input& input) {
   if (!AllFinished()) {
     return FailOver(input, absl::AbortedError("it ended its stream although choices go on"));
   }
-  ReleaseOwned();
   if (stats_.kv.transport().empty()) stats_.kv.set_transport("none");
   stats_.total = clock_->Now() - arrival_;
   v1::GenerateResponse response;
@@ -329,8 +394,9 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
     avoid_.insert(input.worker.id);
     status = Prefixed(absl::StrCat(prefill ? "prefill" : "decode", " worker ", input.worker.id.name), status);
   }
-  // Before the KV arrived either end may be the cause.
-  if (state_ == State::kHandover && !absl::IsResourceExhausted(status)) avoid_.insert(prefill_.id);
+  // While the KV moves either end may be the cause.
+  const bool moving = state_ == State::kPrefilling || state_ == State::kHandover;
+  if (moving && !prefill && !absl::IsResourceExhausted(status)) avoid_.insert(prefill_.id);
   const RouterAction action = diverged_ ? RouterAction::kFail : ActionFor(status);
   if (action == RouterAction::kShed) shed_ = status;
   const bool retry = action == RouterAction::kRetryElsewhere || action == RouterAction::kShed;
@@ -338,12 +404,12 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
     if (epoch_ > 1) status = Prefixed(absl::StrCat("after ", epoch_, " attempts"), status);
     return Abort(std::move(status));
   }
-  ReleaseOwned();
   Emit(CancelPrefill{});
   Emit(CancelDecode{});
+  held_.clear();
   if (stats_.completion_tokens > 0) ++stats_.retries_after_first_token;
   stats_.kv.Clear();
-  stats_.transfer = absl::ZeroDuration();
+  stats_.transfer = stats_.handover = stats_.reserve = absl::ZeroDuration();
   ++epoch_;
   stats_.attempts = epoch_;
   state_ = State::kBackoff;
@@ -356,14 +422,9 @@ void RequestLifecycle::GiveUp(const Input& input) {
 }
 
 void RequestLifecycle::Abort(absl::Status status) {
-  // With token 0 of every choice here the export is being made: cancelling now could lose the ticket on the wire, so
-  // the stream is left to end by itself and the ticket is given back when it comes (Action::kReturn).
-  const bool ticket_comes = state_ == State::kPrefilling && AllHaveFirst() && !AllFinished();
-  if (!ticket_comes) Emit(CancelPrefill{});
+  Emit(CancelPrefill{});
   Emit(CancelDecode{});
-  // A ticket may be on its way already, and the cancel throws it away unread; the worker does not learn of that.
-  if (state_ == State::kPrefilling && !ticket_comes && request_.sampling.max_tokens() > 1) GiveBackUnseen();
-  ReleaseOwned();
+  held_.clear();
   End(std::move(status));
 }
 
@@ -371,28 +432,6 @@ void RequestLifecycle::End(absl::Status status) {
   state_ = State::kDone;
   stats_.total = clock_->Now() - arrival_;
   Emit(Finish{std::move(status)});
-}
-
-void RequestLifecycle::GiveBack(const WorkerRef& worker, const v1::Ticket& ticket) {
-  ReleaseTicket release;
-  release.worker = worker;
-  release.request.set_transfer_id_high(ticket.transfer_id_high());
-  release.request.set_transfer_id_low(ticket.transfer_id_low());
-  Emit(std::move(release));
-}
-
-void RequestLifecycle::GiveBackUnseen() {
-  ReleaseTicket release;
-  release.worker = prefill_;
-  release.request.set_request_id(request_.request_id);
-  release.request.set_epoch(epoch_);
-  Emit(std::move(release));
-}
-
-void RequestLifecycle::ReleaseOwned() {
-  if (!ticket_.has_value()) return;
-  GiveBack(prefill_, *ticket_);
-  ticket_.reset();
 }
 
 bool RequestLifecycle::AllFinished() const {

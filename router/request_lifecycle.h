@@ -1,4 +1,4 @@
-// One request's life in the router: validate and tokenize, place, prefill, hand over, decode, end. A state machine
+// One request's life in the router: validate and tokenize, place, reserve, prefill and hand over, decode, end. A state machine
 // without RPCs: inputs go in, commands come out, and a driver carries those out. lifecycle_table.h says what happens
 // when.
 //
@@ -6,7 +6,9 @@
 //  - The client sees index 0, 1, 2, ... of each choice once. On a retry the prompt is computed again from the start,
 //  with
 //    epoch + 1; indices the client has are compared with what it got (they must be equal, else INTERNAL) and dropped.
-//  - The router owns every ticket that decode has not redeemed: whatever ends the attempt, a Release command goes out.
+//  - What a worker holds for a request belongs to the router's call to it: whatever ends the attempt, both calls are
+//  cancelled (or have ended), and with them all room, tickets and KV are given back.
+//  - No prefill work is spent before a decode worker has promised room for the whole prompt.
 //  - At most kMaxAttempts, only for codes that common/status.h calls retryable, only before the deadline. A worker that
 //  is
 //    full (RESOURCE_EXHAUSTED) is not asked again; the client hears of it when there is no other.
@@ -63,8 +65,8 @@ struct Input {
   Event event;
   uint32_t epoch = 0;
   WorkerRef worker;
-  std::variant<std::monostate, AdmittedRequest, PlacedPair, absl::Status, v1::SampledToken, v1::Prefilled, v1::Fetched,
-               v1::DecodeDone>
+  std::variant<std::monostate, AdmittedRequest, PlacedPair, absl::Status, v1::Ticket, v1::SampledToken, v1::Prefilled,
+               v1::Reserved, v1::Fetched, v1::DecodeDone>
       payload;
 };
 
@@ -77,16 +79,19 @@ struct StartPrefill {
   v1::PrefillRequest request;
 };
 struct StartDecode {
-  WorkerRef worker;    // placed before prefill; the driver takes another when this one is no longer ready
-  PlacementNeed need;  // for that
+  WorkerRef worker;
   v1::DecodeRequest request;
+};
+struct UpdateDecode {  // a failure of it is the decode call's
+  WorkerRef worker;
+  v1::UpdateDecodeRequest request;
+};
+struct OfferHistory {  // nobody waits for it
+  WorkerRef worker;
+  v1::ImportHistoryRequest request;
 };
 struct CancelPrefill {};
 struct CancelDecode {};
-struct ReleaseTicket {
-  WorkerRef worker;
-  v1::ReleaseTicketRequest request;
-};
 struct Wait {
   absl::Duration delay;  // then kBackoffOver with `epoch`
   uint32_t epoch = 0;    // of the next attempt
@@ -96,10 +101,10 @@ struct Send {
   v1::GenerateResponse response;
 };
 struct Finish {
-  absl::Status status;  // the client's; the last command but for late ReleaseTickets
+  absl::Status status;  // the client's; the last command
 };
-using Command = std::variant<AskPlacement, StartPrefill, StartDecode, CancelPrefill, CancelDecode, ReleaseTicket, Wait,
-                             Send, Finish>;
+using Command = std::variant<AskPlacement, StartPrefill, StartDecode, UpdateDecode, OfferHistory, CancelPrefill,
+                             CancelDecode, Wait, Send, Finish>;
 
 class RequestLifecycle {
  public:
@@ -126,9 +131,12 @@ class RequestLifecycle {
     absl::Time last_token;
   };
 
+  void Step(Input& input);
   void Admit(Input& input);
   void Ask();
-  void BeginPrefill(Input& input);
+  void Reserve(Input& input);
+  void BeginPrefill();
+  void Present(Input& input);
   void OnToken(Input& input);
   // Non-OK: this attempt cannot go on.
   absl::Status Forward(Choice& choice, v1::SampledToken& token);
@@ -144,9 +152,7 @@ class RequestLifecycle {
   // Gives everything back and ends with `status`.
   void Abort(absl::Status status);
   void End(absl::Status status);
-  void GiveBack(const WorkerRef& worker, const v1::Ticket& ticket);
-  void GiveBackUnseen();
-  void ReleaseOwned();
+  UpdateDecode MakeUpdate() const;
   bool AllFinished() const;
   bool AllHaveFirst() const;  // from this attempt
   PlacementNeed Need() const;
@@ -164,7 +170,10 @@ class RequestLifecycle {
   absl::Status shed_;  // non-OK: a full worker's words; others only from now on
   bool diverged_ = false;
   WorkerRef prefill_, decode_;
-  std::optional<v1::Ticket> ticket_;  // owned: issued and not redeemed
+  bool presented_ = false;    // this attempt's ticket went to decode
+  bool wait_for_go_ = false;  // decode starts only on our word
+  std::vector<Input> held_;   // of this attempt's decode call, in order; at most what one stream holds
+  absl::Time prefilled_;
   RequestStats stats_;
   std::vector<Command>* out_ = nullptr;  // of the running Handle
 };

@@ -27,6 +27,9 @@ v1::Summary MakeSummary(const RequestStats& stats, uint64_t seed) {
   timings->set_queue_ms(Ms(stats.queue));
   timings->set_prefill_ms(Ms(stats.prefill));
   timings->set_transfer_ms(Ms(stats.transfer));
+  timings->set_reserve_ms(Ms(stats.reserve));
+  timings->set_handover_ms(Ms(stats.handover));
+  timings->set_second_token_ms(Ms(stats.second_token));
   timings->set_decode_queue_ms(Ms(stats.decode_queue));
   if (stats.ttft != absl::InfiniteDuration()) timings->set_first_token_ms(Ms(stats.ttft));
   timings->set_itl_p50_ms(Percentile(stats.itl_ms, 0.50));

@@ -12,7 +12,9 @@
 namespace baton::router {
 
 struct RequestStats {
-  absl::Duration tokenize, queue, prefill, transfer, decode_queue;
+  absl::Duration tokenize, reserve, queue, prefill, transfer, decode_queue;
+  absl::Duration handover;      // from the end of prefill until decode had the KV
+  absl::Duration second_token;  // after the first, of choice 0
   absl::Duration ttft = absl::InfiniteDuration();  // infinite: no token came
   absl::Duration total;
   std::vector<float> itl_ms;  // between tokens of one choice

@@ -49,8 +49,8 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
             [this](const WorkerId& id, const std::string& why) { OnWorkerGone(id, why); }),
       placement_(&view_, clock, PlacementOptionsFrom(config)),
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
-      releaser_(&channels_, &router_metrics_),
-      context_{&table_, &placement_, &channels_, &releaser_, &router_metrics_, text_.get(), clock},
+      calls_(&channels_),
+      context_{&table_, &placement_, &channels_, &calls_, &router_metrics_, text_.get(), clock},
       inference_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
       cluster_(
           &view_, &router_metrics_,
@@ -191,7 +191,7 @@ Router::~Router() {
   for (const std::shared_ptr<RequestDriver>& driver : table_.Running()) driver->Stop();
   if (server_ != nullptr) server_->Shutdown(absl::Seconds(2));
   table_.WaitUntilGone();
-  releaser_.WaitUntilIdle();
+  calls_.WaitUntilIdle();
 }
 
 }  // namespace baton::router

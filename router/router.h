@@ -61,7 +61,7 @@ class Router {
   Placement placement_;
   WorkerChannels channels_;
   RouterMetrics router_metrics_;
-  TicketReleaser releaser_;
+  WorkerCalls calls_;
   DriverContext context_;
   InferenceService inference_;
   ClusterService cluster_;

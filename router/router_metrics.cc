@@ -153,11 +153,4 @@ prometheus::Counter& RouterMetrics::Retries(absl::StatusCode why) {
 
 void RouterMetrics::Retried(const absl::Status& why) { Retries(why.code()).Increment(); }
 
-void RouterMetrics::TicketReleased(bool ok) {
-  metrics_
-      ->Counter("baton_ticket_releases_total", "Tickets the router gave back, by whether the worker answered",
-                {{"result", ok ? "ok" : "failed"}})
-      .Increment();
-}
-
 }  // namespace baton::router

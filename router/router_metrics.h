@@ -31,7 +31,6 @@ class RouterMetrics {
   // cancellations are not judged.
   void Judged(const absl::Status& status, const RequestStats& stats, const Promise& promise);
   void Retried(const absl::Status& why);
-  void TicketReleased(bool ok);
   void WorkerRefused() { refused_.Increment(); }
   // Requests that ended otherwise than OK, the client's own cancellations not counted.
   uint64_t requests_failed() const { return failed_; }

@@ -60,59 +60,166 @@ TEST(DecodeServiceTest, SameTokensInACrowd) {
   EXPECT_TRUE(pair.AwaitQuiet());
 }
 
+// A decode with room and a prefill with a ticket, not yet presented.
+struct Both {
+  Both(WorkerPair* pair, const v1::PrefillRequest& request, absl::Duration decode_timeout = absl::Seconds(60))
+      : decode(pair, WorkerPair::Matching(request), decode_timeout), prefill((decode.AwaitReserved(), pair), request) {
+    EXPECT_TRUE(prefill.AwaitPrefilled()) << prefill.Wait().error_message();
+  }
+  WorkerPair::DecodeCall decode;
+  WorkerPair::PrefillCall prefill;
+};
+
 TEST(DecodeServiceTest, FetchedSaysWhatMoved) {
   WorkerPair pair;
   const auto request = MakePrefill("a", 19);
-  const auto result = pair.Decode(WorkerPair::Next(request, pair.Prefill(request)));
-  ASSERT_TRUE(result.status.ok());
-  EXPECT_EQ(result.fetched.blocks(), 3u);
-  EXPECT_EQ(result.fetched.bytes(), 3 * pair.decode_model()->kv_layout().block_bytes());
-  EXPECT_EQ(result.fetched.transport(), "loopback");
-  EXPECT_EQ(result.done.num_steps(), 7u);
+  Both both(&pair, request);
+  ASSERT_TRUE(pair.Present(request, both.prefill.ticket).ok());
+  ASSERT_TRUE(both.decode.Wait().ok());
+  EXPECT_EQ(both.decode.reserved.blocks(), 3u);
+  EXPECT_EQ(both.decode.reserved.held_blocks(), 0u);
+  EXPECT_EQ(both.decode.fetched.blocks(), 3u);
+  EXPECT_EQ(both.decode.fetched.bytes(), 3 * pair.decode_model()->kv_layout().block_bytes());
+  EXPECT_EQ(both.decode.fetched.transport(), "loopback");
+  ASSERT_EQ(both.decode.fetched.first_token_ids_size(), 1);
+  EXPECT_EQ(both.decode.fetched.first_token_ids(0), both.prefill.first_tokens[0].token_id());
+  EXPECT_EQ(both.decode.done.num_steps(), 7u);
   EXPECT_NE(pair.DecodeMetrics().find("baton_kv_received_bytes_total{transport=\"loopback\"}"), std::string::npos);
+}
+
+TEST(DecodeServiceTest, BlocksThatDecodeHoldsAreNotSent) {
+  WorkerPair pair;
+  const auto request = MakePrefill("a", 40);
+  EXPECT_EQ(pair.Generate(request), pair.Oracle(request));
+  auto again = request;
+  again.set_request_id("b");
+  again.add_prompt_token_ids(5);
+  Both both(&pair, again);
+  ASSERT_TRUE(pair.Present(again, both.prefill.ticket).ok());
+  ASSERT_TRUE(both.decode.Wait().ok());
+  EXPECT_EQ(both.decode.reserved.blocks(), 6u);
+  EXPECT_EQ(both.decode.reserved.held_blocks(), 5u);
+  EXPECT_EQ(both.decode.fetched.blocks(), 1u);
+  // Nothing at all but the first tokens moves for the same prompt again.
+  auto same = request;
+  same.set_request_id("c");
+  EXPECT_EQ(pair.Generate(same), pair.Oracle(same));
+  EXPECT_NE(pair.PrefillMetrics().find("baton_tickets_ended_total{how=\"fetched\"} 3"), std::string::npos);
+}
+
+// The transfer overlaps with prefill: what is sealed is there before the last chunk is computed.
+TEST(DecodeServiceTest, TheFetchRunsWhilePrefillComputes) {
+  WorkerPair pair({.max_batch_tokens = 16});
+  const auto request = MakePrefill("a", 100);
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(request));
+  ASSERT_TRUE(decode.AwaitReserved());
+  pair.prefill_gate()->Close();
+  WorkerPair::PrefillCall prefill(&pair, request);
+  ASSERT_TRUE(prefill.AwaitTicket());
+  ASSERT_TRUE(pair.Present(request, prefill.ticket).ok());
+  pair.prefill_gate()->AwaitArrival();
+  const absl::Time until = absl::Now() + absl::Seconds(20);
+  while (pair.exporter()->counters().in_flight == 0 && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(pair.exporter()->counters().in_flight, 1u) << "claimed in the first of seven chunks";
+  pair.prefill_gate()->Open();
+  EXPECT_TRUE(decode.Wait().ok());
+  EXPECT_TRUE(prefill.Wait().ok());
+  EXPECT_EQ(prefill.prefilled.num_chunks(), 7u);
+}
+
+TEST(DecodeServiceTest, ARequestThatEndsWithTokenZeroNeverRunsAStep) {
+  WorkerPair pair;
+  auto request = MakePrefill("a", 19);
+  request.mutable_sampling()->set_max_tokens(1);
+  EXPECT_EQ(pair.Generate(request), pair.Oracle(request));
+  EXPECT_EQ(pair.decode_service()->load().steps(), 0u);
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
+TEST(DecodeServiceTest, WithoutAGoNothingRunsAndEndedChoicesNever) {
+  WorkerPair pair;
+  auto request = MakePrefill("a", 19);
+  request.mutable_sampling()->set_n(2);
+  request.mutable_sampling()->set_temperature(1);
+  auto matching = WorkerPair::Matching(request);
+  matching.set_wait_for_go(true);
+  WorkerPair::DecodeCall decode(&pair, matching);
+  ASSERT_TRUE(decode.AwaitReserved());
+  WorkerPair::PrefillCall prefill(&pair, request);
+  ASSERT_TRUE(prefill.AwaitTicket());
+  ASSERT_TRUE(pair.Present(request, prefill.ticket).ok());
+  ASSERT_TRUE(prefill.Wait().ok()) << "fetched";
+  EXPECT_EQ(pair.decode_service()->load().running(), 0u);
+  v1::UpdateDecodeRequest go;
+  go.set_request_id("a");
+  go.set_epoch(1);
+  go.set_go(true);
+  go.add_ended_choices(0);
+  ASSERT_TRUE(pair.Update(go).ok());
+  EXPECT_TRUE(decode.Wait().ok());
+  const auto oracle = pair.Oracle(request);
+  std::vector<int32_t> ids = {prefill.first_tokens[1].token_id()};
+  for (const auto& token : decode.tokens) {
+    EXPECT_EQ(token.choice_index(), 1u);
+    ids.push_back(token.token_id());
+  }
+  EXPECT_EQ(ids, oracle[1]);
+  EXPECT_EQ(pair.Update(go).error_code(), grpc::StatusCode::NOT_FOUND) << "it does not run any more";
 }
 
 TEST(DecodeServiceTest, ATicketWorksOnce) {
   WorkerPair pair;
   const auto request = MakePrefill("a", 19);
-  const auto next = WorkerPair::Next(request, pair.Prefill(request));
-  EXPECT_TRUE(pair.Decode(next).status.ok());
-  const auto again = pair.Decode(next);
-  EXPECT_EQ(again.status.error_code(), grpc::StatusCode::ABORTED) << again.status.error_message();
+  Both both(&pair, request);
+  ASSERT_TRUE(pair.Present(request, both.prefill.ticket).ok());
+  EXPECT_TRUE(both.decode.Wait().ok());
+  WorkerPair::DecodeCall again(&pair, WorkerPair::Matching(request));
+  ASSERT_TRUE(again.AwaitReserved());
+  EXPECT_TRUE(pair.Present(request, both.prefill.ticket).ok()) << "in order, but used up";
+  const grpc::Status status = again.Wait();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED) << status.error_message();
   EXPECT_TRUE(again.tokens.empty());
 }
 
-TEST(DecodeServiceTest, WrongTicketsAreRefusedBeforeAnythingIsReserved) {
+TEST(DecodeServiceTest, WrongTicketsAreRefusedAndEndTheCall) {
   WorkerPair pair;
   const auto request = MakePrefill("a", 19);
-  const auto good = WorkerPair::Next(request, pair.Prefill(request));
-  const auto expect = [&](const char* what, grpc::StatusCode code,
-                          const std::function<void(v1::DecodeRequest*)>& spoil) {
-    auto bad = good;
-    spoil(&bad);
-    const auto result = pair.Decode(bad);
-    EXPECT_EQ(result.status.error_code(), code) << what << ": " << result.status.error_message();
-    EXPECT_TRUE(result.tokens.empty()) << what;
+  WorkerPair::PrefillCall prefill(&pair, request);
+  ASSERT_TRUE(prefill.AwaitPrefilled());
+  const auto expect = [&](const char* what, grpc::StatusCode code, const std::function<void(v1::Ticket*)>& spoil,
+                          const std::function<void(v1::PrefillRequest*)>& other = nullptr) {
+    v1::PrefillRequest asked = request;
+    if (other) other(&asked);
+    WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(asked));
+    ASSERT_TRUE(decode.AwaitReserved()) << what;
+    v1::Ticket ticket = prefill.ticket;
+    if (spoil) spoil(&ticket);
+    const grpc::Status presented = pair.Present(asked, ticket);
+    EXPECT_EQ(presented.error_code(), code) << what << ": " << presented.error_message();
+    EXPECT_EQ(decode.Wait().error_code(), code) << what;
+    EXPECT_TRUE(decode.tokens.empty()) << what;
     EXPECT_EQ(pair.decode_service()->load().ledger().leased(), 0u) << what;
   };
-  expect("none", grpc::StatusCode::INVALID_ARGUMENT, [](auto* r) { r->clear_ticket(); });
-  expect("forged", grpc::StatusCode::PERMISSION_DENIED, [](auto* r) { (*r->mutable_ticket()->mutable_mac())[0] ^= 1; });
-  expect("tampered", grpc::StatusCode::PERMISSION_DENIED, [](auto* r) { r->mutable_ticket()->set_lease_ms(29999); });
-  expect("another request's", grpc::StatusCode::PERMISSION_DENIED, [](auto* r) { r->set_request_id("b"); });
-  expect("another epoch's", grpc::StatusCode::PERMISSION_DENIED, [](auto* r) { r->set_epoch(2); });
-  expect("another length", grpc::StatusCode::INVALID_ARGUMENT, [](auto* r) { r->add_prompt_token_ids(1); });
-  expect("another model's", grpc::StatusCode::FAILED_PRECONDITION, [&](auto* r) {
-    r->mutable_ticket()->mutable_fingerprint()->set_weights(std::string(64, 'a'));
-    kvtransfer::SignTicket(pair.key(), r->mutable_ticket());
+  const auto no_change = [](v1::Ticket*) {};
+  expect("none", grpc::StatusCode::INVALID_ARGUMENT, [](auto* t) { t->Clear(); });
+  expect("forged", grpc::StatusCode::PERMISSION_DENIED, [](auto* t) { (*t->mutable_mac())[0] ^= 1; });
+  expect("tampered", grpc::StatusCode::PERMISSION_DENIED, [](auto* t) { t->set_lease_ms(29999); });
+  expect("another request's", grpc::StatusCode::PERMISSION_DENIED, no_change, [](auto* r) { r->set_request_id("b"); });
+  expect("another epoch's", grpc::StatusCode::PERMISSION_DENIED, no_change, [](auto* r) { r->set_epoch(2); });
+  expect("another length", grpc::StatusCode::INVALID_ARGUMENT, no_change, [](auto* r) { r->add_prompt_token_ids(1); });
+  expect("another model's", grpc::StatusCode::FAILED_PRECONDITION, [&](auto* t) {
+    t->mutable_fingerprint()->set_weights(std::string(64, 'a'));
+    kvtransfer::SignTicket(pair.key(), t);
   });
-  expect("another layout's", grpc::StatusCode::FAILED_PRECONDITION, [&](auto* r) {
-    r->mutable_ticket()->mutable_layout()->set_num_kv_heads(r->ticket().layout().num_kv_heads() * 2);
-    kvtransfer::SignTicket(pair.key(), r->mutable_ticket());
+  expect("another layout's", grpc::StatusCode::FAILED_PRECONDITION, [&](auto* t) {
+    t->mutable_layout()->set_num_kv_heads(t->layout().num_kv_heads() * 2);
+    kvtransfer::SignTicket(pair.key(), t);
   });
-  expect("no first tokens", grpc::StatusCode::INVALID_ARGUMENT, [](auto* r) { r->clear_first_tokens(); });
-  expect("first token of nobody", grpc::StatusCode::INVALID_ARGUMENT,
-         [](auto* r) { r->mutable_first_tokens(0)->set_choice_index(7); });
-  EXPECT_TRUE(pair.Decode(good).status.ok()) << "the ticket itself is still good";
+  EXPECT_EQ(pair.Present(request, prefill.ticket).error_code(), grpc::StatusCode::NOT_FOUND) << "for no call";
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(request));
+  ASSERT_TRUE(decode.AwaitReserved());
+  EXPECT_TRUE(pair.Present(request, prefill.ticket).ok());
+  EXPECT_TRUE(decode.Wait().ok()) << "the ticket itself is still good";
 }
 
 TEST(DecodeServiceTest, CancelledWhileDecodingFreesAll) {
@@ -120,13 +227,12 @@ TEST(DecodeServiceTest, CancelledWhileDecodingFreesAll) {
   auto request = MakePrefill("a", 60);
   request.mutable_sampling()->set_max_tokens(400);
   request.mutable_sampling()->set_n(3);
-  const auto next = WorkerPair::Next(request, pair.Prefill(request));
+  Both both(&pair, request);
   pair.decode_gate()->Close();
-  grpc::ClientContext context;
-  auto stream = pair.decode()->Decode(&context, next);
+  ASSERT_TRUE(pair.Present(request, both.prefill.ticket).ok());
   pair.decode_gate()->AwaitArrival();
-  context.TryCancel();
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  both.decode.Cancel();
+  EXPECT_EQ(both.decode.Wait().error_code(), grpc::StatusCode::CANCELLED);
   pair.decode_gate()->Open();
   EXPECT_TRUE(pair.AwaitQuiet());
 }
@@ -135,11 +241,39 @@ TEST(DecodeServiceTest, DeadlineWhileDecodingFreesAll) {
   WorkerPair pair;
   auto request = MakePrefill("a", 60);
   request.mutable_sampling()->set_max_tokens(400);
-  const auto next = WorkerPair::Next(request, pair.Prefill(request));
   pair.decode_gate()->Close();
-  const auto result = pair.Decode(next, absl::Milliseconds(60));
-  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  Both both(&pair, request, absl::Milliseconds(800));
+  (void)pair.Present(request, both.prefill.ticket);
+  EXPECT_EQ(both.decode.Wait().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   pair.decode_gate()->Open();
+  both.prefill.Cancel();  // where the deadline came before the ticket did
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
+TEST(DecodeServiceTest, AbandonedWithRoomAndWithoutATicketFreesAll) {
+  WorkerPair pair;
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(MakePrefill("a", 60)));
+  ASSERT_TRUE(decode.AwaitReserved());
+  EXPECT_EQ(pair.decode_service()->load().ledger().leased(), 8u);
+  decode.Cancel();
+  EXPECT_EQ(decode.Wait().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
+TEST(DecodeServiceTest, APrefillThatIsCancelledEndsTheFetch) {
+  WorkerPair pair({.max_batch_tokens = 16});
+  const auto request = MakePrefill("a", 100);
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(request));
+  ASSERT_TRUE(decode.AwaitReserved());
+  pair.prefill_gate()->Close();
+  WorkerPair::PrefillCall prefill(&pair, request);
+  ASSERT_TRUE(prefill.AwaitTicket());
+  ASSERT_TRUE(pair.Present(request, prefill.ticket).ok());
+  prefill.Cancel();
+  const grpc::Status status = decode.Wait();
+  EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(decode.tokens.empty());
+  pair.prefill_gate()->Open();
   EXPECT_TRUE(pair.AwaitQuiet());
 }
 
@@ -162,12 +296,54 @@ TEST(DecodeServiceTest, CancelledWhileWaitingForRoomFreesAll) {
     MutexLock lock(&mu);
     while (!reserved) cv.Wait(&mu);
   }
-  const auto request = MakePrefill("a", 60);
-  const auto next = WorkerPair::Next(request, pair.Prefill(request));
-  const auto result = pair.Decode(next, absl::Milliseconds(60));
-  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_FALSE(result.has_fetched);
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(MakePrefill("a", 60)), absl::Milliseconds(60));
+  EXPECT_EQ(decode.Wait().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_FALSE(decode.AwaitReserved());
   leases.clear();
+}
+
+// After a turn, the prefill side has the KV of what decode computed: the next turn computes its new tokens only.
+TEST(DecodeServiceTest, TheNextTurnFindsItsWholeHistory) {
+  WorkerPair pair({.history = true});
+  auto request = MakePrefill("a", 40);
+  request.mutable_sampling()->set_max_tokens(40);
+  request.mutable_sampling()->set_ignore_eos(true);
+  Both both(&pair, request);
+  ASSERT_TRUE(pair.Present(request, both.prefill.ticket).ok());
+  ASSERT_TRUE(both.decode.Wait().ok());
+  ASSERT_TRUE(both.decode.done.has_history());
+  const v1::Ticket& history = both.decode.done.history();
+  EXPECT_EQ(history.num_tokens(), 72u);  // of 79 that were computed, in blocks of 8
+  std::vector<int32_t> ids(request.prompt_token_ids().begin(), request.prompt_token_ids().end());
+  ids.push_back(both.prefill.first_tokens[0].token_id());
+  for (const auto& token : both.decode.tokens) ids.push_back(token.token_id());
+  ASSERT_EQ(ids.size(), 80u);
+  auto next = MakePrefill("b", 1);
+  next.mutable_prompt_token_ids()->Assign(ids.begin(), ids.end());
+  next.add_prompt_token_ids(9);
+  const std::vector<int32_t> named(ids.begin(), ids.begin() + 72);
+  v1::ImportHistoryResponse response;
+  // Wrong ones first: none of them may use the ticket up or change what is cached.
+  auto other = request;
+  other.set_request_id("z");
+  EXPECT_EQ(pair.ImportHistory(other, named, history, &response).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(pair.ImportHistory(request, ids, history, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  v1::Ticket forged = history;
+  forged.set_num_tokens(64);
+  EXPECT_EQ(pair.ImportHistory(request, named, forged, &response).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  const grpc::Status imported = pair.ImportHistory(request, named, history, &response);
+  ASSERT_TRUE(imported.ok()) << imported.error_message();
+  EXPECT_EQ(response.blocks(), 4u) << "the prompt's five are cached already";
+  EXPECT_EQ(pair.ImportHistory(request, named, history, &response).error_code(), grpc::StatusCode::ABORTED) << "once";
+  ASSERT_TRUE(pair.AwaitQuiet());
+  WorkerPair::PrefillCall second(&pair, next);
+  ASSERT_TRUE(second.AwaitPrefilled());
+  EXPECT_EQ(second.prefilled.cached_tokens(), 72u);
+  second.Cancel();
+  (void)second.Wait();
+  next.set_request_id("c");
+  EXPECT_EQ(pair.Generate(next), pair.Oracle(next)) << "and the answer is the same";
 }
 
 TEST(DecodeServiceTest, RandomCancelsLeaveNothing) {
@@ -179,20 +355,17 @@ TEST(DecodeServiceTest, RandomCancelsLeaveNothing) {
       for (int i; (i = next_request++) < 120;) {
         auto request = RandomRequest(1000 + i);
         std::mt19937_64 rng(i);
-        grpc::ClientContext context;
-        context.set_deadline(std::chrono::system_clock::now() + std::chrono::microseconds(rng() % 4000));
-        if (i % 3 == 0) {
-          auto stream = pair.prefill()->Prefill(&context, request);
-          stream->Finish();
-          continue;
-        }
-        const auto first = pair.Prefill(request);
-        if (!first.prefilled.has_ticket()) continue;
+        const absl::Duration patience = absl::Microseconds(rng() % 20000);
         int events = 0;
-        pair.Decode(WorkerPair::Next(request, first), absl::Microseconds(500 + rng() % 20000),
-                    [&](grpc::ClientContext* c) {
-                      if (i % 3 == 1 && ++events == 3) c->TryCancel();
-                    });
+        WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(request), absl::Microseconds(500) + patience,
+                                      [&, cancel = i % 3 == 1](grpc::ClientContext* c) {
+                                        if (cancel && ++events == 3) c->TryCancel();
+                                      });
+        if (i % 5 != 0 && !decode.AwaitReserved()) continue;
+        WorkerPair::PrefillCall prefill(&pair, request, i % 3 == 0 ? patience / 4 : absl::Seconds(60));
+        if (!prefill.AwaitTicket()) continue;
+        (void)pair.Present(request, prefill.ticket);
+        (void)decode.Wait();
       }
     });
   }
@@ -200,23 +373,16 @@ TEST(DecodeServiceTest, RandomCancelsLeaveNothing) {
   EXPECT_TRUE(pair.AwaitQuiet());
 }
 
-TEST(DecodeServiceTest, DrainRefusesNewAndFinishesOld) {
+TEST(DecodeServiceTest, DrainRefusesNewAndFinishesWhatWasPromised) {
   WorkerPair pair;
-  auto request = MakePrefill("a", 30);
-  const auto next = WorkerPair::Next(request, pair.Prefill(request));
-  auto other = MakePrefill("b", 30);
-  const auto later = WorkerPair::Next(other, pair.Prefill(other));
-  pair.decode_gate()->Close();
-  std::thread running([&] {
-    const auto result = pair.Decode(next);
-    EXPECT_TRUE(result.status.ok()) << result.status.error_message();
-    EXPECT_EQ(result.tokens.size(), 7u);
-  });
-  pair.decode_gate()->AwaitArrival();
+  const auto request = MakePrefill("a", 30);
+  Both both(&pair, request);
   pair.decode_service()->Drain();
-  pair.decode_gate()->Open();
-  EXPECT_EQ(pair.Decode(later).status.error_code(), grpc::StatusCode::UNAVAILABLE);
-  running.join();
+  WorkerPair::DecodeCall late(&pair, WorkerPair::Matching(MakePrefill("b", 30)));
+  EXPECT_EQ(late.Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
+  ASSERT_TRUE(pair.Present(request, both.prefill.ticket).ok());
+  EXPECT_TRUE(both.decode.Wait().ok());
+  EXPECT_EQ(both.decode.tokens.size(), 7u);
 }
 
 }  // namespace

@@ -40,14 +40,22 @@ class RecordingSink : public RequestSink {
     if (token.finish_reason != FinishReason::kNone) answer.finish[token.choice_index] = token.finish_reason;
     tokens.push_back(token);
   }
-  void OnPrefilled(kvcache::BlockLease blocks) override {
+  void OnScheduled(kvcache::BlockLease blocks) override {
     EXPECT_FALSE(done_);
+    EXPECT_TRUE(lease.empty()) << "scheduled twice";
     lease = std::move(blocks);
+  }
+  void OnComputed(int num_tokens) override {
+    EXPECT_FALSE(done_);
+    EXPECT_GT(num_tokens, num_computed);
+    num_computed = num_tokens;
   }
   void OnDone(const absl::Status& s, const RequestStats& st) override {
     EXPECT_FALSE(done_) << "OnDone twice";
     status = s;
     stats = st;
+    // As a prefill worker does: what failed, or ended with token 0, is not handed over.
+    if (!s.ok() || answer.finish.size() == answer.token_ids.size()) lease.Reset();
     done_ = true;
   }
   bool done() const { return done_; }
@@ -56,6 +64,7 @@ class RecordingSink : public RequestSink {
   Answer answer;
   std::vector<SampledToken> tokens;
   kvcache::BlockLease lease;
+  int num_computed = 0;  // of the prompt, by OnComputed
   absl::Status status;
   RequestStats stats;
 

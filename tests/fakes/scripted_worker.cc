@@ -1,6 +1,7 @@
 #include "tests/fakes/scripted_worker.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 
@@ -29,20 +30,32 @@ v1::SampledToken TokenAt(const Script& script, const v1::SamplingParams& samplin
 
 }  // namespace
 
-uint64_t TicketBook::Issue() {
+uint64_t TicketBook::Issue(std::function<void()> redeemed) {
   MutexLock lock(&mu_);
-  outstanding_.insert(++last_);
+  outstanding_[++last_] = std::move(redeemed);
   return last_;
 }
 
 bool TicketBook::Redeem(uint64_t id) {
-  MutexLock lock(&mu_);
-  return outstanding_.erase(id) > 0;
+  std::function<void()> redeemed;
+  {
+    MutexLock lock(&mu_);
+    const auto it = outstanding_.find(id);
+    if (it == outstanding_.end()) return false;
+    redeemed = std::move(it->second);
+    outstanding_.erase(it);
+  }
+  redeemed();
+  return true;
 }
 
 bool TicketBook::Release(uint64_t id) {
+  std::function<void()> dropped;
   MutexLock lock(&mu_);
-  if (outstanding_.erase(id) == 0) return false;
+  const auto it = outstanding_.find(id);
+  if (it == outstanding_.end()) return false;
+  dropped = std::move(it->second);
+  outstanding_.erase(it);
   ++released_;
   return true;
 }
@@ -72,6 +85,7 @@ struct ScriptedWorker::State {
   std::map<int, std::function<void()>> paused ABSL_GUARDED_BY(mu);  // how each goes on
   std::vector<v1::PrefillRequest> prefills ABSL_GUARDED_BY(mu);
   std::vector<v1::DecodeRequest> decodes ABSL_GUARDED_BY(mu);
+  std::vector<v1::UpdateDecodeRequest> updates ABSL_GUARDED_BY(mu);
 
   Script Begin() {
     MutexLock lock(&mu);
@@ -143,28 +157,46 @@ class ScriptedWorker::PrefillService final : public v1::PrefillWorker::CallbackS
       MutexLock lock(&state_->mu);
       state_->prefills.push_back(*request);
     }
-    auto call = std::make_shared<ScriptedCall<v1::PrefillEvent>>();
+    auto call = std::make_shared<PrefillCall>();
     call->id = state_->NewId();
-    call->end = [state = state_](int id) { state->End(id); };
+    call->end = [state = state_, weak = std::weak_ptr(call)](int id) {
+      if (const auto c = weak.lock()) state->book->Release(c->ticket);
+      state->End(id);
+    };
     call->stream = rpc::StreamWriter<v1::PrefillEvent>::Create({}, [call] { call->Finish(absl::CancelledError("")); });
     auto* reactor = call->stream.get();
-    Run(call, script, *request, 0);
-    return reactor;
-  }
-
-  grpc::ServerUnaryReactor* ReleaseTicket(grpc::CallbackServerContext* context, const v1::ReleaseTicketRequest* request,
-                                          v1::ReleaseTicketResponse* response) override {
-    response->set_released(request->request_id().empty() && state_->book->Release(request->transfer_id_low()));
-    auto* reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
+    Begin(call, script, *request);
     return reactor;
   }
 
  private:
-  using Call = std::shared_ptr<ScriptedCall<v1::PrefillEvent>>;
+  struct PrefillCall : ScriptedCall<v1::PrefillEvent> {
+    std::atomic<uint64_t> ticket{0};  // 0: none
+    // Redeemed (or never issued), and Prefilled is sent: the call is over when both are so.
+    std::atomic<int> left{1};
+    void OneDone() {
+      if (--left == 0) Finish(absl::OkStatus());
+    }
+  };
+  using Call = std::shared_ptr<PrefillCall>;
+
+  void Begin(const Call& call, const Script& script, const v1::PrefillRequest& request) {
+    if (!script.prefill_error.ok()) return call->Finish(script.prefill_error);
+    if (request.hand_over()) {
+      ++call->left;
+      const uint64_t id = state_->book->Issue([call] { call->OneDone(); });
+      call->ticket = id;
+      if (call->Ended()) state_->book->Release(id);
+      v1::PrefillEvent event;
+      event.mutable_ticket()->set_request_id(request.request_id());
+      event.mutable_ticket()->set_epoch(request.epoch());
+      event.mutable_ticket()->set_transfer_id_low(id);
+      call->stream->Push(event);
+    }
+    Run(call, script, request, 0);
+  }
 
   void Run(const Call& call, const Script& script, const v1::PrefillRequest& request, int step) {
-    if (!script.prefill_error.ok()) return call->Finish(script.prefill_error);
     const auto stop_here = [&](Pause where, int at) {
       if (script.pause != where || step > at) return false;
       if (!script.after_pause.ok()) {
@@ -176,7 +208,6 @@ class ScriptedWorker::PrefillService final : public v1::PrefillWorker::CallbackS
       return true;
     };
     if (stop_here(Pause::kBeforeFirstToken, 0)) return;
-    bool goes_on = false;
     if (step <= 1) {
       for (int c = 0; c < request.sampling().n(); ++c) {
         v1::PrefillEvent event;
@@ -184,24 +215,15 @@ class ScriptedWorker::PrefillService final : public v1::PrefillWorker::CallbackS
         call->stream->Push(event);
       }
     }
-    for (int c = 0; c < request.sampling().n(); ++c) {
-      goes_on = goes_on || TokenAt(script, request.sampling(), static_cast<uint32_t>(c), 0).finish_reason() ==
-                               v1::FINISH_REASON_UNSPECIFIED;
-    }
-    if (stop_here(Pause::kBeforeTicket, 1)) return;
+    if (stop_here(Pause::kBeforePrefilled, 1)) return;
     v1::PrefillEvent event;
     v1::Prefilled* prefilled = event.mutable_prefilled();
     prefilled->set_prefill_ms(2);
     prefilled->set_queue_ms(1);
     prefilled->set_cached_tokens(1);
     prefilled->set_num_chunks(1);
-    if (goes_on && request.hand_over()) {
-      prefilled->mutable_ticket()->set_request_id(request.request_id());
-      prefilled->mutable_ticket()->set_epoch(request.epoch());
-      prefilled->mutable_ticket()->set_transfer_id_low(state_->book->Issue());
-    }
     call->stream->Push(event);
-    call->Finish(absl::OkStatus());
+    call->OneDone();
   }
 
   const std::shared_ptr<State> state_;
@@ -213,43 +235,89 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
 
   grpc::ServerWriteReactor<v1::DecodeEvent>* Decode(grpc::CallbackServerContext*,
                                                     const v1::DecodeRequest* request) override {
-    const Script script = state_->Begin();
+    auto call = std::make_shared<DecodeCall>();
+    call->script = state_->Begin();
+    call->request = *request;
     {
       MutexLock lock(&state_->mu);
       state_->decodes.push_back(*request);
     }
-    auto call = std::make_shared<ScriptedCall<v1::DecodeEvent>>();
     call->id = state_->NewId();
     call->end = [state = state_](int id) { state->End(id); };
     call->stream = rpc::StreamWriter<v1::DecodeEvent>::Create({}, [call] { call->Finish(absl::CancelledError("")); });
     auto* reactor = call->stream.get();
-    Run(call, script, *request, 0);
+    if (!call->script.reserve_error.ok()) {
+      call->Finish(call->script.reserve_error);
+      return reactor;
+    }
+    {
+      MutexLock lock(&mu_);
+      calls_[{request->request_id(), request->epoch()}] = call;
+    }
+    v1::DecodeEvent event;
+    event.mutable_reserved()->set_blocks(2);
+    call->stream->Push(event);
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* UpdateDecode(grpc::CallbackServerContext* context, const v1::UpdateDecodeRequest* request,
+                                         v1::UpdateDecodeResponse*) override {
+    {
+      MutexLock lock(&state_->mu);
+      state_->updates.push_back(*request);
+    }
+    auto* reactor = context->DefaultReactor();
+    Call call;
+    {
+      MutexLock lock(&mu_);
+      const auto it = calls_.find({request->request_id(), request->epoch()});
+      if (it != calls_.end()) call = it->second;
+    }
+    if (call == nullptr || call->Ended()) {
+      reactor->Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "no such call"));
+      return reactor;
+    }
+    reactor->Finish(grpc::Status::OK);
+    bool go_on = false;
+    if (request->go()) {
+      MutexLock lock(&call->mu);
+      call->go = true;
+      call->ended_choices.insert(request->ended_choices().begin(), request->ended_choices().end());
+      go_on = call->waits_for_go;
+    }
+    if (request->has_ticket()) {
+      call->ticket = request->ticket().transfer_id_low();
+      Run(call, 0);
+    }
+    if (go_on) Run(call, 2);
     return reactor;
   }
 
  private:
-  using Call = std::shared_ptr<ScriptedCall<v1::DecodeEvent>>;
+  struct DecodeCall : ScriptedCall<v1::DecodeEvent> {
+    Script script;
+    v1::DecodeRequest request;
+    uint64_t ticket = 0;
+    bool go = false;            // guarded by mu, as below
+    bool waits_for_go = false;
+    std::set<uint32_t> ended_choices;
+  };
+  using Call = std::shared_ptr<DecodeCall>;
 
-  // Steps: 0 before the fetch, 1 after it, 2 after the pause in decode.
-  void Run(const Call& call, const Script& script, const v1::DecodeRequest& request, int step) {
-    if (!script.decode_error.ok()) return call->Finish(script.decode_error);
-    if (script.pause == Pause::kBeforeFetch && step == 0) return PauseCall(call, script, request, 1);
+  // Steps: 0 before the fetch, 1 in it, 2 decode, 3 after the pause in decode.
+  void Run(const Call& call, int step) {
+    const Script& script = call->script;
+    if (step == 0 && script.pause == Pause::kBeforeFetch) return PauseCall(call, 1);
     if (step <= 1) {
-      if (!state_->book->Redeem(request.ticket().transfer_id_low())) {
-        return call->Finish(absl::AbortedError("the ticket is not valid any more"));
-      }
-      v1::DecodeEvent event;
-      event.mutable_fetched()->set_bytes(4096);
-      event.mutable_fetched()->set_blocks(2);
-      event.mutable_fetched()->set_transfer_ms(0.5);
-      event.mutable_fetched()->set_transport("loopback");
-      event.mutable_fetched()->set_detail("scripted");
-      call->stream->Push(event);
+      if (!script.decode_error.ok()) return call->Finish(script.decode_error);
+      if (!Fetch(call)) return;
+    }
+    if (step <= 2) {
       const int pause_at = script.pause == Pause::kInDecode ? script.pause_after : INT32_MAX;
-      Emit(call, script, request, 1, pause_at);
-      if (script.pause == Pause::kInDecode) return PauseCall(call, script, request, 2);
+      Emit(call, 1, pause_at);
+      if (script.pause == Pause::kInDecode) return PauseCall(call, 3);
     } else {
-      Emit(call, script, request, 1 + script.pause_after, INT32_MAX);
+      Emit(call, 1 + script.pause_after, INT32_MAX);
     }
     v1::DecodeEvent event;
     event.mutable_done()->set_decode_queue_ms(0.25);
@@ -257,24 +325,59 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
     call->Finish(absl::OkStatus());
   }
 
-  void PauseCall(const Call& call, const Script& script, const v1::DecodeRequest& request, int next) {
-    if (!script.after_pause.ok()) return call->Finish(script.after_pause);
+  // False: the call is over, or waits for a go.
+  bool Fetch(const Call& call) {
+    if (!state_->book->Redeem(call->ticket)) {
+      call->Finish(absl::AbortedError("the ticket is not valid any more"));
+      return false;
+    }
+    v1::DecodeEvent event;
+    v1::Fetched* fetched = event.mutable_fetched();
+    fetched->set_bytes(4096);
+    fetched->set_blocks(2);
+    fetched->set_transfer_ms(0.5);
+    fetched->set_transport("loopback");
+    fetched->set_detail("scripted");
+    bool finished = true;
+    for (uint32_t c = 0; c < static_cast<uint32_t>(call->request.sampling().n()); ++c) {
+      const v1::SampledToken first = TokenAt(call->script, call->request.sampling(), c, 0);
+      fetched->add_first_token_ids(first.token_id());
+      finished = finished && first.finish_reason() != v1::FINISH_REASON_UNSPECIFIED;
+    }
+    fetched->set_finished(finished);
+    call->stream->Push(event);
+    if (finished) {
+      call->Finish(absl::OkStatus());
+      return false;
+    }
+    MutexLock lock(&call->mu);
+    call->waits_for_go = call->request.wait_for_go() && !call->go;
+    return !call->waits_for_go;
+  }
+
+  void PauseCall(const Call& call, int next) {
+    if (!call->script.after_pause.ok()) return call->Finish(call->script.after_pause);
     state_->PauseUntilResumed(
-        call->id, [=, this] { Run(call, script, request, next); }, [&] { return call->Ended(); });
+        call->id, [=, this] { Run(call, next); }, [&] { return call->Ended(); });
   }
 
   // Tokens [begin, begin + count) of each choice that runs, interleaved as a batch would.
-  void Emit(const Call& call, const Script& script, const v1::DecodeRequest& request, int begin, int count) {
+  void Emit(const Call& call, int begin, int count) {
+    const v1::SamplingParams& sampling = call->request.sampling();
     std::set<uint32_t> ended;
-    for (const v1::SampledToken& first : request.first_tokens()) {
-      if (first.finish_reason() != v1::FINISH_REASON_UNSPECIFIED) ended.insert(first.choice_index());
+    {
+      MutexLock lock(&call->mu);
+      ended = call->ended_choices;
     }
-    const auto num_choices = static_cast<uint32_t>(request.first_tokens_size());
+    const auto num_choices = static_cast<uint32_t>(sampling.n());
+    for (uint32_t c = 0; c < num_choices; ++c) {
+      if (TokenAt(call->script, sampling, c, 0).finish_reason() != v1::FINISH_REASON_UNSPECIFIED) ended.insert(c);
+    }
     for (int index = 1; ended.size() < num_choices && (index < begin || index - begin < count); ++index) {
       for (uint32_t c = 0; c < num_choices; ++c) {
         if (ended.count(c) > 0) continue;
         v1::DecodeEvent event;
-        *event.mutable_token() = TokenAt(script, request.sampling(), c, static_cast<uint32_t>(index));
+        *event.mutable_token() = TokenAt(call->script, sampling, c, static_cast<uint32_t>(index));
         if (event.token().finish_reason() != v1::FINISH_REASON_UNSPECIFIED) ended.insert(c);
         if (index >= begin) call->stream->Push(event);
       }
@@ -282,6 +385,8 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
   }
 
   const std::shared_ptr<State> state_;
+  Mutex mu_;
+  std::map<std::pair<std::string, uint32_t>, Call> calls_ ABSL_GUARDED_BY(mu_);
 };
 
 ScriptedWorker::ScriptedWorker(std::string name, std::string role, TicketBook* book, Script script)
@@ -361,6 +466,11 @@ std::vector<v1::PrefillRequest> ScriptedWorker::prefills() const {
 std::vector<v1::DecodeRequest> ScriptedWorker::decodes() const {
   MutexLock lock(&state_->mu);
   return state_->decodes;
+}
+
+std::vector<v1::UpdateDecodeRequest> ScriptedWorker::updates() const {
+  MutexLock lock(&state_->mu);
+  return state_->updates;
 }
 
 }  // namespace baton::fakes

@@ -1,5 +1,5 @@
 // Prefill and decode workers without a model: real gRPC servers in this process that answer by a script. For tests of
-// who talks to workers.
+// who talks to workers. A decode worker here has the KV as soon as it has the ticket.
 //
 // The text of choice c is `texts[c]`, one byte a token, whichever worker is asked: a function of the request alone, as
 // with real workers. Where a script says so, a call stops at a point and waits to be cancelled, resumed, failed or
@@ -7,6 +7,7 @@
 #ifndef BATON_TESTS_FAKES_SCRIPTED_WORKER_H_
 #define BATON_TESTS_FAKES_SCRIPTED_WORKER_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -26,7 +27,8 @@ namespace baton::fakes {
 // The tickets of all scripted workers of a test. Thread-safe.
 class TicketBook {
  public:
-  uint64_t Issue();
+  // `redeemed` is called once if it is.
+  uint64_t Issue(std::function<void()> redeemed);
   // False unless the ticket is outstanding.
   bool Redeem(uint64_t id);
   bool Release(uint64_t id);
@@ -39,18 +41,19 @@ class TicketBook {
   mutable Mutex mu_;
   uint64_t last_ ABSL_GUARDED_BY(mu_) = 0;
   int released_ ABSL_GUARDED_BY(mu_) = 0;
-  std::set<uint64_t> outstanding_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, std::function<void()>> outstanding_ ABSL_GUARDED_BY(mu_);
 };
 
 // Points at which a call can stop.
-enum class Pause { kNever, kBeforeFirstToken, kBeforeTicket, kBeforeFetch, kInDecode };
+enum class Pause { kNever, kBeforeFirstToken, kBeforePrefilled, kBeforeFetch, kInDecode };
 
 struct Script {
   std::vector<std::string> texts = {"abcdefghijklmnopqrstuvwxyz"};  // of choice c: texts[c % size]
   Pause pause = Pause::kNever;
   int pause_after = 3;         // kInDecode: decode tokens of each choice before the pause
   absl::Status prefill_error;  // at once
-  absl::Status decode_error;   // before Fetched
+  absl::Status reserve_error;  // at once
+  absl::Status decode_error;   // instead of Fetched
   absl::Status after_pause;    // not OK: the call fails with it instead of pausing
 };
 
@@ -73,6 +76,7 @@ class ScriptedWorker {
   int paused() const;  // waiting at a pause now
   std::vector<v1::PrefillRequest> prefills() const;
   std::vector<v1::DecodeRequest> decodes() const;
+  std::vector<v1::UpdateDecodeRequest> updates() const;
 
  private:
   class PrefillService;

@@ -10,63 +10,58 @@ namespace {
 
 TEST(PrefillServiceTest, TicketNamesThePromptsBlocks) {
   WorkerPair pair;
-  const auto result = pair.Prefill(MakePrefill("a", 19));
-  ASSERT_TRUE(result.status.ok()) << result.status.error_message();
-  ASSERT_EQ(result.first_tokens.size(), 1u);
-  ASSERT_TRUE(result.prefilled.has_ticket());
-  EXPECT_EQ(result.prefilled.ticket().num_tokens(), 19u);
-  EXPECT_EQ(result.prefilled.ticket().blocks_size(), 3);  // of 8 tokens
+  WorkerPair::PrefillCall call(&pair, MakePrefill("a", 19));
+  ASSERT_TRUE(call.AwaitPrefilled()) << call.Wait().error_message();
+  ASSERT_EQ(call.first_tokens.size(), 1u);
+  EXPECT_EQ(call.ticket.num_tokens(), 19u);
+  EXPECT_EQ(call.ticket.blocks_size(), 3);  // of 8 tokens
   EXPECT_EQ(pair.prefill_service()->load().tickets(), 1u);
   EXPECT_EQ(pair.prefill_service()->load().ledger().leased(), 3u);
 }
 
-TEST(PrefillServiceTest, MaxTokensOneHoldsNothing) {
+TEST(PrefillServiceTest, TheTicketComesWhenTheFirstChunkIsScheduled) {
   WorkerPair pair;
-  auto request = MakePrefill("a", 19);
-  request.mutable_sampling()->set_max_tokens(1);
-  const auto result = pair.Prefill(request);
-  ASSERT_TRUE(result.status.ok());
-  ASSERT_EQ(result.first_tokens.size(), 1u);
-  EXPECT_EQ(result.first_tokens[0].finish_reason(), v1::FINISH_REASON_LENGTH);
-  EXPECT_TRUE(result.has_prefilled);
-  EXPECT_FALSE(result.prefilled.has_ticket());
-  EXPECT_TRUE(pair.AwaitQuiet());
+  pair.prefill_gate()->Close();
+  WorkerPair::PrefillCall call(&pair, MakePrefill("a", 100));
+  pair.prefill_gate()->AwaitArrival();
+  EXPECT_TRUE(call.AwaitTicket()) << "before the first forward pass is over";
+  EXPECT_EQ(pair.prefill_service()->load().ledger().leased(), 13u);
+  pair.prefill_gate()->Open();
+  EXPECT_TRUE(call.AwaitPrefilled());
 }
 
-TEST(PrefillServiceTest, WithoutHandOverNoTicket) {
+TEST(PrefillServiceTest, WithoutHandOverNoTicketAndTheCallEnds) {
   WorkerPair pair;
   auto request = MakePrefill("a", 19);
   request.set_hand_over(false);
-  const auto result = pair.Prefill(request);
-  ASSERT_TRUE(result.status.ok());
-  EXPECT_FALSE(result.prefilled.has_ticket());
+  WorkerPair::PrefillCall call(&pair, request);
+  EXPECT_TRUE(call.Wait().ok());
+  EXPECT_FALSE(call.AwaitTicket());
+  EXPECT_TRUE(call.AwaitPrefilled());
   EXPECT_TRUE(pair.AwaitQuiet());
 }
 
-TEST(PrefillServiceTest, ReleaseTicketIsIdempotent) {
+TEST(PrefillServiceTest, TheCallOwnsItsExport) {
   WorkerPair pair;
-  const auto result = pair.Prefill(MakePrefill("a", 40));
-  ASSERT_TRUE(result.prefilled.has_ticket());
-  for (const bool expected : {true, false}) {
-    grpc::ClientContext context;
-    v1::ReleaseTicketRequest request;
-    request.set_transfer_id_high(result.prefilled.ticket().transfer_id_high());
-    request.set_transfer_id_low(result.prefilled.ticket().transfer_id_low());
-    v1::ReleaseTicketResponse response;
-    ASSERT_TRUE(pair.prefill()->ReleaseTicket(&context, request, &response).ok());
-    EXPECT_EQ(response.released(), expected);
-  }
+  WorkerPair::PrefillCall call(&pair, MakePrefill("a", 40));
+  ASSERT_TRUE(call.AwaitPrefilled());
+  call.Cancel();
+  EXPECT_EQ(call.Wait().error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(pair.AwaitQuiet());
+  EXPECT_EQ(pair.prefill_service()->load().tickets(), 0u);
 }
 
-TEST(PrefillServiceTest, LeaseRunsOut) {
+TEST(PrefillServiceTest, LeaseRunsOutAndTheCallSaysSo) {
   WorkerPair pair({.lease = absl::Milliseconds(30)});
-  const auto result = pair.Prefill(MakePrefill("a", 40));
-  ASSERT_TRUE(result.prefilled.has_ticket());
-  EXPECT_TRUE(pair.AwaitQuiet());
+  const auto request = MakePrefill("a", 40);
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(request));
+  ASSERT_TRUE(decode.AwaitReserved());
+  WorkerPair::PrefillCall call(&pair, request);
+  EXPECT_EQ(call.Wait().error_code(), grpc::StatusCode::ABORTED);
   EXPECT_NE(pair.PrefillMetrics().find("baton_tickets_ended_total{how=\"expired\"} 1"), std::string::npos);
-  const auto decoded = pair.Decode(WorkerPair::Next(MakePrefill("a", 40), result));
-  EXPECT_EQ(decoded.status.error_code(), grpc::StatusCode::ABORTED) << decoded.status.error_message();
+  EXPECT_TRUE(pair.Present(request, call.ticket).ok()) << "the ticket itself is in order";
+  EXPECT_EQ(decode.Wait().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_TRUE(pair.AwaitQuiet());
 }
 
 TEST(PrefillServiceTest, CancelledWhileRunningFreesAll) {
@@ -98,7 +93,7 @@ TEST(PrefillServiceTest, BadRequestsAreTyped) {
   const auto status_of = [&](const std::function<void(v1::PrefillRequest*)>& spoil) {
     auto request = MakePrefill("a", 5);
     spoil(&request);
-    return pair.Prefill(request).status;
+    return WorkerPair::PrefillCall(&pair, request).Wait();
   };
   const grpc::Status empty = status_of([](auto* r) { r->clear_prompt_token_ids(); });
   EXPECT_EQ(empty.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
@@ -118,13 +113,17 @@ TEST(PrefillServiceTest, BadRequestsAreTyped) {
 
 TEST(PrefillServiceTest, DrainRefusesNewAndWaitsForTickets) {
   WorkerPair pair;
-  const auto result = pair.Prefill(MakePrefill("a", 40));
-  ASSERT_TRUE(result.prefilled.has_ticket());
+  const auto request = MakePrefill("a", 40);
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(request));
+  ASSERT_TRUE(decode.AwaitReserved());
+  WorkerPair::PrefillCall call(&pair, request);
+  ASSERT_TRUE(call.AwaitPrefilled());
   pair.prefill_service()->Drain();
-  EXPECT_EQ(pair.Prefill(MakePrefill("b", 5)).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(WorkerPair::PrefillCall(&pair, MakePrefill("b", 5)).Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_FALSE(pair.prefill_service()->idle());
-  const auto decoded = pair.Decode(WorkerPair::Next(MakePrefill("a", 40), result));
-  EXPECT_TRUE(decoded.status.ok()) << decoded.status.error_message();
+  EXPECT_TRUE(pair.Present(request, call.ticket).ok());
+  EXPECT_TRUE(decode.Wait().ok());
+  EXPECT_TRUE(call.Wait().ok());
   const absl::Time until = absl::Now() + absl::Seconds(20);
   while (!pair.prefill_service()->idle() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
   EXPECT_TRUE(pair.prefill_service()->idle());
@@ -132,7 +131,8 @@ TEST(PrefillServiceTest, DrainRefusesNewAndWaitsForTickets) {
 
 TEST(PrefillServiceTest, MetricsHaveStationsAndBlocks) {
   WorkerPair pair;
-  ASSERT_TRUE(pair.Prefill(MakePrefill("a", 40)).status.ok());
+  WorkerPair::PrefillCall call(&pair, MakePrefill("a", 40));
+  ASSERT_TRUE(call.AwaitPrefilled());
   const std::string text = pair.PrefillMetrics();
   for (const char* line :
        {"baton_station_seconds_count{station=\"prefill\"} 1", "baton_station_seconds_count{station=\"sample\"} 1",

@@ -39,13 +39,14 @@ void Gate::Pass() {
 
 namespace {
 
-std::unique_ptr<engine::LoadedModel> LoadModel(const std::string& path, int kv_mib, engine::EngineMetrics* metrics,
-                                               Gate* gate) {
+std::unique_ptr<engine::LoadedModel> LoadModel(const std::string& path, const PairOptions& pair,
+                                               engine::EngineMetrics* metrics, Gate* gate) {
   v1::Config config;
   config.set_model(path);
-  config.set_kv_memory_mib(static_cast<uint64_t>(kv_mib));
+  config.set_kv_memory_mib(static_cast<uint64_t>(pair.kv_mib));
   config.set_threads(1);
   config.set_block_size(8);
+  config.set_max_batch_tokens(static_cast<uint32_t>(pair.max_batch_tokens));
   config.set_isa("scalar");
   engine::LoadedModel::Options options;
   options.on_forward = [metrics, gate](const engine::ForwardTiming& timing) {
@@ -96,9 +97,9 @@ class CollectingSink : public engine::RequestSink {
 WorkerPair::WorkerPair(const PairOptions& options) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/tiny-", getpid(), ".gguf");
   if (absl::Status s = fakes::WriteTinyGguf({}, path); !s.ok()) ADD_FAILURE() << s;
-  prefill_model_ = LoadModel(path, options.kv_mib, &prefill_engine_metrics_, &prefill_gate_);
-  decode_model_ = LoadModel(path, options.kv_mib, &decode_engine_metrics_, &decode_gate_);
-  oracle_ = LoadModel(path, options.kv_mib, nullptr, nullptr);
+  prefill_model_ = LoadModel(path, options, &prefill_engine_metrics_, &prefill_gate_);
+  decode_model_ = LoadModel(path, options, &decode_engine_metrics_, &decode_gate_);
+  oracle_ = LoadModel(path, options, nullptr, nullptr);
   prefill_collect_ = prefill_engine_metrics_.Attach(prefill_model_.get());
   decode_collect_ = decode_engine_metrics_.Attach(decode_model_.get());
   unlink(path.c_str());
@@ -122,18 +123,32 @@ WorkerPair::WorkerPair(const PairOptions& options) {
     transport_server_ = kvtransfer::MakeLoopbackServer(exporter_.get());
     transport_client_ = kvtransfer::MakeLoopbackClient(receiver);
   }
+  const kvtransfer::ReceiverOptions history_receiver{
+      .key = key_, .layout = prefill_model_->kv_layout(), .fingerprint = prefill_model_->fingerprint()};
+  history_exporter_ =
+      std::make_unique<kvtransfer::Exporter>(kvtransfer::Exporter::Options{.worker_name = "decode-0",
+                                                                           .incarnation = NewIncarnation(),
+                                                                           .key = key_,
+                                                                           .layout = decode_model_->kv_layout(),
+                                                                           .fingerprint = decode_model_->fingerprint(),
+                                                                           .reap_interval = absl::Milliseconds(10)});
+  history_server_ = kvtransfer::MakeLoopbackServer(history_exporter_.get());
+  history_client_ = kvtransfer::MakeLoopbackClient(history_receiver);
   prefill_service_ = std::make_unique<prefill_worker::PrefillService>(
       prefill_worker::PrefillService::Options{.model = prefill_model_.get(),
                                               .exporter = exporter_.get(),
                                               .engine_metrics = &prefill_engine_metrics_,
                                               .metrics = &prefill_metrics_,
-                                              .lease = options.lease});
+                                              .lease = options.lease,
+                                              .transports = {{"loopback", history_client_.get()}},
+                                              .key = key_});
   decode_service_ = std::make_unique<decode_worker::DecodeService>(
       decode_worker::DecodeService::Options{.model = decode_model_.get(),
                                             .transports = {{options.transport, transport_client_.get()}},
                                             .key = key_,
                                             .engine_metrics = &decode_engine_metrics_,
-                                            .metrics = &decode_metrics_});
+                                            .metrics = &decode_metrics_,
+                                            .exporter = options.history ? history_exporter_.get() : nullptr});
   auto prefill_server = rpc::Server::Start({}, {{"baton.v1.PrefillWorker", prefill_service_.get()}});
   auto decode_server = rpc::Server::Start({}, {{"baton.v1.DecodeWorker", decode_service_.get()}});
   if (!prefill_server.ok() || !decode_server.ok()) {
@@ -152,87 +167,178 @@ WorkerPair::~WorkerPair() {
   prefill_server_->Shutdown(absl::ZeroDuration());
   decode_server_->Shutdown(absl::ZeroDuration());
   exporter_->ReleaseAll();
+  history_exporter_->ReleaseAll();
   EXPECT_TRUE(AwaitQuiet()) << PrefillMetrics() << DecodeMetrics();
   prefill_service_.reset();
   decode_service_.reset();
   transport_client_->Shutdown();
   transport_server_->Shutdown();
+  history_client_->Shutdown();
+  history_server_->Shutdown();
 }
 
-WorkerPair::PrefillResult WorkerPair::Prefill(const v1::PrefillRequest& request) {
-  PrefillResult result;
-  grpc::ClientContext context;
-  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(60));
-  auto stream = prefill_stub_->Prefill(&context, request);
+WorkerPair::PrefillCall::PrefillCall(WorkerPair* pair, const v1::PrefillRequest& request, absl::Duration timeout)
+    : pair_(pair) {
+  rpc::SetDeadline(&context_, absl::Now() + timeout);
+  thread_ = std::thread([this, request] { Read(request); });
+}
+WorkerPair::PrefillCall::~PrefillCall() {
+  Cancel();
+  thread_.join();
+}
+void WorkerPair::PrefillCall::Read(const v1::PrefillRequest& request) {
+  auto stream = pair_->prefill_stub_->Prefill(&context_, request);
   v1::PrefillEvent event;
   while (stream->Read(&event)) {
+    MutexLock lock(&mu_);
+    if (event.has_ticket()) {
+      EXPECT_TRUE(first_tokens.empty()) << "a ticket after the first token";
+      ticket = event.ticket();
+      has_ticket_ = true;
+    }
     if (event.has_token()) {
-      EXPECT_FALSE(result.has_prefilled) << "a token after Prefilled";
-      result.first_tokens.push_back(event.token());
+      EXPECT_FALSE(has_prefilled_) << "a token after Prefilled";
+      first_tokens.push_back(event.token());
     }
     if (event.has_prefilled()) {
-      result.prefilled = event.prefilled();
-      result.has_prefilled = true;
+      prefilled = event.prefilled();
+      has_prefilled_ = true;
     }
+    cv_.SignalAll();
   }
-  result.status = stream->Finish();
-  return result;
+  const grpc::Status status = stream->Finish();
+  MutexLock lock(&mu_);
+  status_ = status;
+  ended_ = true;
+  cv_.SignalAll();
+}
+bool WorkerPair::PrefillCall::AwaitTicket() {
+  MutexLock lock(&mu_);
+  while (!has_ticket_ && !ended_) cv_.Wait(&mu_);
+  return has_ticket_;
+}
+bool WorkerPair::PrefillCall::AwaitPrefilled() {
+  MutexLock lock(&mu_);
+  while (!has_prefilled_ && !ended_) cv_.Wait(&mu_);
+  return has_prefilled_;
+}
+grpc::Status WorkerPair::PrefillCall::Wait() {
+  MutexLock lock(&mu_);
+  while (!ended_) cv_.Wait(&mu_);
+  return status_;
 }
 
-WorkerPair::DecodeResult WorkerPair::Decode(const v1::DecodeRequest& request, absl::Duration timeout,
-                                            const std::function<void(grpc::ClientContext*)>& on_event) {
-  DecodeResult result;
-  grpc::ClientContext context;
-  rpc::SetDeadline(&context, absl::Now() + timeout);
-  auto stream = decode_stub_->Decode(&context, request);
+WorkerPair::DecodeCall::DecodeCall(WorkerPair* pair, const v1::DecodeRequest& request, absl::Duration timeout,
+                                   std::function<void(grpc::ClientContext*)> on_event)
+    : pair_(pair), on_event_(std::move(on_event)) {
+  rpc::SetDeadline(&context_, absl::Now() + timeout);
+  thread_ = std::thread([this, request] { Read(request); });
+}
+WorkerPair::DecodeCall::~DecodeCall() {
+  Cancel();
+  thread_.join();
+}
+void WorkerPair::DecodeCall::Read(const v1::DecodeRequest& request) {
+  auto stream = pair_->decode_stub_->Decode(&context_, request);
   v1::DecodeEvent event;
   while (stream->Read(&event)) {
-    if (event.has_fetched()) {
-      EXPECT_TRUE(result.tokens.empty());
-      result.fetched = event.fetched();
-      result.has_fetched = true;
+    {
+      MutexLock lock(&mu_);
+      if (event.has_reserved()) {
+        reserved = event.reserved();
+        has_reserved_ = true;
+      }
+      if (event.has_fetched()) {
+        EXPECT_TRUE(has_reserved_ && tokens.empty());
+        fetched = event.fetched();
+        has_fetched = true;
+      }
+      if (event.has_token()) tokens.push_back(event.token());
+      if (event.has_done()) {
+        done = event.done();
+        has_done = true;
+      }
+      cv_.SignalAll();
     }
-    if (event.has_token()) result.tokens.push_back(event.token());
-    if (event.has_done()) {
-      result.done = event.done();
-      result.has_done = true;
-    }
-    if (on_event) on_event(&context);
+    if (on_event_) on_event_(&context_);
   }
-  result.status = stream->Finish();
-  return result;
+  const grpc::Status status = stream->Finish();
+  MutexLock lock(&mu_);
+  status_ = status;
+  ended_ = true;
+  cv_.SignalAll();
+}
+bool WorkerPair::DecodeCall::AwaitReserved() {
+  MutexLock lock(&mu_);
+  while (!has_reserved_ && !ended_) cv_.Wait(&mu_);
+  return has_reserved_;
+}
+grpc::Status WorkerPair::DecodeCall::Wait() {
+  MutexLock lock(&mu_);
+  while (!ended_) cv_.Wait(&mu_);
+  return status_;
 }
 
-v1::DecodeRequest WorkerPair::Next(const v1::PrefillRequest& request, const PrefillResult& prefilled) {
+v1::DecodeRequest WorkerPair::Matching(const v1::PrefillRequest& request) {
   v1::DecodeRequest next;
   next.set_request_id(request.request_id());
   next.set_epoch(request.epoch());
   *next.mutable_prompt_token_ids() = request.prompt_token_ids();
   *next.mutable_sampling() = request.sampling();
   next.set_tenant(request.tenant());
-  if (prefilled.prefilled.has_ticket()) *next.mutable_ticket() = prefilled.prefilled.ticket();
-  next.mutable_first_tokens()->Add(prefilled.first_tokens.begin(), prefilled.first_tokens.end());
   return next;
+}
+
+grpc::Status WorkerPair::Update(const v1::UpdateDecodeRequest& request) {
+  grpc::ClientContext context;
+  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(30));
+  v1::UpdateDecodeResponse response;
+  return decode_stub_->UpdateDecode(&context, request, &response);
+}
+
+grpc::Status WorkerPair::Present(const v1::PrefillRequest& request, const v1::Ticket& ticket) {
+  v1::UpdateDecodeRequest update;
+  update.set_request_id(request.request_id());
+  update.set_epoch(request.epoch());
+  *update.mutable_ticket() = ticket;
+  return Update(update);
+}
+
+grpc::Status WorkerPair::ImportHistory(const v1::PrefillRequest& request, const std::vector<int32_t>& ids,
+                                       const v1::Ticket& ticket, v1::ImportHistoryResponse* response) {
+  grpc::ClientContext context;
+  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(30));
+  v1::ImportHistoryRequest import;
+  import.set_request_id(request.request_id());
+  import.set_epoch(request.epoch());
+  import.set_tenant(request.tenant());
+  import.mutable_token_ids()->Assign(ids.begin(), ids.end());
+  *import.mutable_ticket() = ticket;
+  return prefill_stub_->ImportHistory(&context, import, response);
 }
 
 std::vector<std::vector<int32_t>> WorkerPair::Generate(const v1::PrefillRequest& request) {
   const int n = std::max(1, request.sampling().n());
   std::vector<std::vector<int32_t>> ids(n);
-  const PrefillResult first = Prefill(request);
-  EXPECT_TRUE(first.status.ok()) << first.status.error_message();
-  EXPECT_TRUE(first.has_prefilled);
+  DecodeCall decode(this, Matching(request));
+  EXPECT_TRUE(decode.AwaitReserved()) << decode.Wait().error_message();
+  PrefillCall prefill(this, request);
+  EXPECT_TRUE(prefill.AwaitTicket()) << prefill.Wait().error_message();
+  const grpc::Status presented = Present(request, prefill.ticket);
+  EXPECT_TRUE(presented.ok()) << presented.error_message();
+  EXPECT_TRUE(prefill.AwaitPrefilled());
   bool goes_on = false;
-  for (const auto& token : first.first_tokens) {
+  for (const auto& token : prefill.first_tokens) {
     ids[token.choice_index()].push_back(token.token_id());
     goes_on = goes_on || token.finish_reason() == v1::FINISH_REASON_UNSPECIFIED;
   }
-  EXPECT_EQ(first.prefilled.has_ticket(), goes_on);
-  if (!goes_on) return ids;
-  const DecodeResult rest = Decode(Next(request, first));
-  EXPECT_TRUE(rest.status.ok()) << rest.status.error_message();
-  EXPECT_TRUE(rest.has_fetched);
-  EXPECT_TRUE(rest.has_done);
-  for (const auto& token : rest.tokens) {
+  const grpc::Status decoded = decode.Wait();
+  EXPECT_TRUE(decoded.ok()) << decoded.error_message();
+  EXPECT_TRUE(prefill.Wait().ok()) << "the KV was fetched";
+  EXPECT_EQ(decode.fetched.finished(), !goes_on);
+  EXPECT_EQ(decode.has_done, goes_on);
+  EXPECT_TRUE(goes_on || decode.tokens.empty());
+  for (const auto& token : decode.tokens) {
     EXPECT_EQ(token.token_index(), ids[token.choice_index()].size());
     ids[token.choice_index()].push_back(token.token_id());
   }

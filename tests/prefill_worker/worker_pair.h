@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/metrics.h"
@@ -42,6 +43,8 @@ struct PairOptions {
   std::string transport = "loopback";  // or "ucx"
   int kv_mib = 4;
   absl::Duration lease = absl::Seconds(30);
+  int max_batch_tokens = 512;
+  bool history = false;  // decode offers what it computed back
 };
 
 class WorkerPair {
@@ -56,32 +59,76 @@ class WorkerPair {
   decode_worker::DecodeService* decode_service() { return decode_service_.get(); }
   engine::LoadedModel* prefill_model() { return prefill_model_.get(); }
   engine::LoadedModel* decode_model() { return decode_model_.get(); }
+  kvtransfer::Exporter* exporter() { return exporter_.get(); }
   const kvtransfer::ClusterKey& key() const { return key_; }
   Gate* prefill_gate() { return &prefill_gate_; }
   Gate* decode_gate() { return &decode_gate_; }
   std::string PrefillMetrics() { return prefill_metrics_.Expose(); }
   std::string DecodeMetrics() { return decode_metrics_.Expose(); }
 
-  struct PrefillResult {
-    grpc::Status status;
+  // One Prefill, read by a thread of its own. Its end comes when the KV was fetched, given back or never handed over.
+  class PrefillCall {
+   public:
+    PrefillCall(WorkerPair* pair, const v1::PrefillRequest& request, absl::Duration timeout = absl::Seconds(60));
+    ~PrefillCall();  // cancels
+    // Waits; false when the call ended without.
+    bool AwaitTicket();
+    bool AwaitPrefilled();
+    grpc::Status Wait();
+    void Cancel() { context_.TryCancel(); }
+    // After AwaitTicket, AwaitPrefilled or Wait:
+    v1::Ticket ticket;
     std::vector<v1::SampledToken> first_tokens;
     v1::Prefilled prefilled;
-    bool has_prefilled = false;
+
+   private:
+    void Read(const v1::PrefillRequest& request);
+    WorkerPair* const pair_;
+    grpc::ClientContext context_;
+    Mutex mu_;
+    CondVar cv_;
+    bool has_ticket_ ABSL_GUARDED_BY(mu_) = false;
+    bool has_prefilled_ ABSL_GUARDED_BY(mu_) = false;
+    bool ended_ ABSL_GUARDED_BY(mu_) = false;
+    grpc::Status status_ ABSL_GUARDED_BY(mu_);
+    std::thread thread_;
   };
-  PrefillResult Prefill(const v1::PrefillRequest& request);
-  struct DecodeResult {
-    grpc::Status status;
-    std::vector<v1::SampledToken> tokens;
+  // One Decode, likewise.
+  class DecodeCall {
+   public:
+    // `on_event` may cancel through the context.
+    DecodeCall(WorkerPair* pair, const v1::DecodeRequest& request, absl::Duration timeout = absl::Seconds(60),
+               std::function<void(grpc::ClientContext*)> on_event = nullptr);
+    ~DecodeCall();  // cancels
+    bool AwaitReserved();
+    grpc::Status Wait();
+    void Cancel() { context_.TryCancel(); }
+    // After Wait (reserved: after AwaitReserved):
+    v1::Reserved reserved;
     v1::Fetched fetched;
-    v1::DecodeDone done;
     bool has_fetched = false;
+    std::vector<v1::SampledToken> tokens;
+    v1::DecodeDone done;
     bool has_done = false;
+
+   private:
+    void Read(const v1::DecodeRequest& request);
+    WorkerPair* const pair_;
+    const std::function<void(grpc::ClientContext*)> on_event_;
+    grpc::ClientContext context_;
+    Mutex mu_;
+    CondVar cv_;
+    bool has_reserved_ ABSL_GUARDED_BY(mu_) = false;
+    bool ended_ ABSL_GUARDED_BY(mu_) = false;
+    grpc::Status status_ ABSL_GUARDED_BY(mu_);
+    std::thread thread_;
   };
-  // `on_event` may cancel through the context.
-  DecodeResult Decode(const v1::DecodeRequest& request, absl::Duration timeout = absl::Seconds(60),
-                      const std::function<void(grpc::ClientContext*)>& on_event = nullptr);
-  // The decode request that follows a prefill.
-  static v1::DecodeRequest Next(const v1::PrefillRequest& request, const PrefillResult& prefilled);
+  // The decode request that goes with a prefill.
+  static v1::DecodeRequest Matching(const v1::PrefillRequest& request);
+  grpc::Status Update(const v1::UpdateDecodeRequest& request);
+  grpc::Status ImportHistory(const v1::PrefillRequest& request, const std::vector<int32_t>& ids,
+                             const v1::Ticket& ticket, v1::ImportHistoryResponse* response);
+  grpc::Status Present(const v1::PrefillRequest& request, const v1::Ticket& ticket);
   // Token ids by choice, from the whole way through both workers. Fails the test on any error.
   std::vector<std::vector<int32_t>> Generate(const v1::PrefillRequest& request);
   // The same from one engine alone.
@@ -97,9 +144,9 @@ class WorkerPair {
   Gate prefill_gate_, decode_gate_;
   std::unique_ptr<engine::LoadedModel> prefill_model_, decode_model_, oracle_;
   std::shared_ptr<void> prefill_collect_, decode_collect_;
-  std::unique_ptr<kvtransfer::Exporter> exporter_;
-  std::unique_ptr<kvtransfer::TransportServer> transport_server_;
-  std::unique_ptr<kvtransfer::TransportClient> transport_client_;
+  std::unique_ptr<kvtransfer::Exporter> exporter_, history_exporter_;
+  std::unique_ptr<kvtransfer::TransportServer> transport_server_, history_server_;
+  std::unique_ptr<kvtransfer::TransportClient> transport_client_, history_client_;
   std::unique_ptr<prefill_worker::PrefillService> prefill_service_;
   std::unique_ptr<decode_worker::DecodeService> decode_service_;
   std::unique_ptr<rpc::Server> prefill_server_, decode_server_;

@@ -27,10 +27,9 @@ TEST(LifecycleTableTest, EveryPairHasAnEntryAndEveryNameIsItsOwn) {
   EXPECT_EQ(Name(Action::kAbortStop), "abort_stop");
 }
 
-TEST(LifecycleTableTest, NothingButALateTicketMovesADoneRequest) {
+TEST(LifecycleTableTest, NothingMovesADoneRequest) {
   for (size_t e = 0; e < kNumEvents; ++e) {
-    const Action action = Lookup(State::kDone, EventAt(e));
-    EXPECT_EQ(action, EventAt(e) == Event::kPrefilled ? Action::kReturn : Action::kIgnore) << Name(EventAt(e));
+    EXPECT_EQ(Lookup(State::kDone, EventAt(e)), Action::kIgnore) << Name(EventAt(e));
   }
 }
 
@@ -42,10 +41,9 @@ TEST(LifecycleTableTest, EveryOpenRequestCanBeEndedFromOutside) {
   }
 }
 
-TEST(LifecycleTableTest, ATicketIsNeverLost) {
-  for (size_t s = 1; s < kNumStates; ++s) {
-    const Action action = Lookup(StateAt(s), Event::kPrefilled);
-    EXPECT_TRUE(action == Action::kReturn || action == Action::kHandOver) << Name(StateAt(s));
+TEST(LifecycleTableTest, NothingDecodeSaysIsLostWhilePrefillIsNotDone) {
+  for (Event e : {Event::kFetched, Event::kDecodeToken, Event::kDecodeDone, Event::kDecodeEnded}) {
+    EXPECT_EQ(Lookup(State::kPrefilling, e), Action::kHold) << Name(e);
   }
 }
 
@@ -54,9 +52,10 @@ TEST(LifecycleTableTest, AStreamThatEndsIsAlwaysAnswered) {
   for (Event e : {Event::kPrefillEnded, Event::kPrefillFailed}) {
     EXPECT_NE(Lookup(State::kPrefilling, e), Action::kIgnore);
   }
-  for (State s : {State::kHandover, State::kDecoding}) {
+  for (State s : {State::kReserving, State::kPrefilling, State::kHandover, State::kDecoding}) {
     for (Event e : {Event::kDecodeEnded, Event::kDecodeFailed}) EXPECT_NE(Lookup(s, e), Action::kIgnore);
   }
+  EXPECT_NE(Lookup(State::kHandover, Event::kPrefillFailed), Action::kIgnore);
   EXPECT_NE(Lookup(State::kBackoff, Event::kBackoffOver), Action::kIgnore);
   EXPECT_NE(Lookup(State::kPlacing, Event::kUnplaced), Action::kIgnore);
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <set>
 
@@ -44,7 +45,10 @@ class FakeText : public TextMaker {
 class LifecycleTest : public ::testing::Test {
  protected:
   LifecycleTest() { Reset(); }
-  void Reset() { life_ = std::make_unique<RequestLifecycle>(clock_.Now() + absl::Seconds(10), &text_, &clock_); }
+  void Reset() {
+    first_ids_.clear();
+    life_ = std::make_unique<RequestLifecycle>(clock_.Now() + absl::Seconds(10), &text_, &clock_);
+  }
 
   // Handles the input and returns the commands as words: what a test reads.
   std::vector<std::string> Do(Input input) {
@@ -73,11 +77,17 @@ class LifecycleTest : public ::testing::Test {
       std::string operator()(const StartDecode& c) {
         return absl::StrCat("decode ", c.worker.id.name, " e", c.request.epoch());
       }
+      std::string operator()(const OfferHistory& c) {
+        return absl::StrCat("history ", c.worker.id.name, " ", absl::StrJoin(c.request.token_ids(), ","));
+      }
       std::string operator()(const CancelPrefill&) { return "cancel prefill"; }
       std::string operator()(const CancelDecode&) { return "cancel decode"; }
-      std::string operator()(const ReleaseTicket& c) {
-        if (!c.request.request_id().empty()) return absl::StrCat("release ", c.worker.id.name, " unseen");
-        return absl::StrCat("release ", c.worker.id.name, " ", c.request.transfer_id_low());
+      std::string operator()(const UpdateDecode& c) {
+        std::string word = absl::StrCat("update ", c.worker.id.name);
+        if (c.request.has_ticket()) absl::StrAppend(&word, " ticket ", c.request.ticket().transfer_id_low());
+        if (c.request.go()) absl::StrAppend(&word, " go");
+        for (uint32_t choice : c.request.ended_choices()) absl::StrAppend(&word, " -", choice);
+        return word;
       }
       std::string operator()(const Wait& c) { return absl::StrCat("wait ", absl::ToInt64Milliseconds(c.delay)); }
       std::string operator()(const Send& c) {
@@ -114,6 +124,21 @@ class LifecycleTest : public ::testing::Test {
   static Input Placed(const std::string& p = "p0", const std::string& d = "d0") {
     return {Event::kPlaced, 0, {}, PlacedPair{Ref(p), Ref(d)}};
   }
+  Input Reserved(const std::string& worker = "d0") {
+    v1::Reserved reserved;
+    reserved.set_reserve_ms(4);
+    return {Event::kReserved, life_->epoch(), Ref(worker), std::move(reserved)};
+  }
+  // Placed, and decode has promised room; the words of the second.
+  std::vector<std::string> Begin(const std::string& p = "p0", const std::string& d = "d0") {
+    Do(Placed(p, d));
+    return Do(Reserved(d));
+  }
+  Input Ticket(int id, const std::string& worker = "p0") {
+    v1::Ticket ticket;
+    ticket.set_transfer_id_low(id);
+    return {Event::kTicket, life_->epoch(), Ref(worker), std::move(ticket)};
+  }
   static v1::SampledToken Token(uint32_t choice, uint32_t index, int32_t id,
                                 v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED) {
     v1::SampledToken token;
@@ -124,14 +149,17 @@ class LifecycleTest : public ::testing::Test {
     return token;
   }
   Input Pre(v1::SampledToken token, const std::string& worker = "p0") {
+    if (first_ids_.size() <= token.choice_index()) first_ids_.resize(token.choice_index() + 1);
+    first_ids_[token.choice_index()] = token.token_id();
     return {Event::kPrefillToken, life_->epoch(), Ref(worker), std::move(token)};
   }
   Input Dec(v1::SampledToken token, const std::string& worker = "d0") {
     return {Event::kDecodeToken, life_->epoch(), Ref(worker), std::move(token)};
   }
+  // Its ticket (0: none) has come before, as it always does.
   Input Prefilled(int ticket, const std::string& worker = "p0") {
+    if (ticket > 0) Do(Ticket(ticket, worker));
     v1::Prefilled prefilled;
-    if (ticket > 0) prefilled.mutable_ticket()->set_transfer_id_low(ticket);
     prefilled.set_cached_tokens(2);
     prefilled.set_prefill_ms(3);
     return {Event::kPrefilled, life_->epoch(), Ref(worker), std::move(prefilled)};
@@ -140,6 +168,7 @@ class LifecycleTest : public ::testing::Test {
     v1::Fetched fetched;
     fetched.set_bytes(100);
     fetched.set_transport("ucx");
+    for (int32_t id : first_ids_) fetched.add_first_token_ids(id);
     return {Event::kFetched, life_->epoch(), Ref(worker), std::move(fetched)};
   }
   Input Plain(Event event, const std::string& worker = "d0") { return {event, life_->epoch(), Ref(worker), {}}; }
@@ -148,7 +177,7 @@ class LifecycleTest : public ::testing::Test {
   }
   void ToDecoding(int n = 1, std::vector<std::string> stop = {}) {
     Do(Admitted(n, 8, std::move(stop)));
-    Do(Placed());
+    Begin();
     for (int i = 0; i < n; ++i) Do(Pre(Token(i, 0, 10 + i)));
     Do(Prefilled(42));
     Do(Fetched());
@@ -163,22 +192,25 @@ class LifecycleTest : public ::testing::Test {
   v1::Summary summary_;
   absl::Status finish_;
   PlacementNeed need_;
+  std::vector<int32_t> first_ids_;  // what comes with the KV: what prefill sampled
 };
 
 TEST_F(LifecycleTest, TheWholeWay) {
   EXPECT_THAT(Do(Admitted(1, 8, {"zz"})), ElementsAre("started 3", "place"));
-  EXPECT_THAT(Do(Placed()), ElementsAre("prefill p0 e1"));
-  EXPECT_EQ(last_prefill_.sampling().stop_size(), 0) << "stop strings are the router's";
+  EXPECT_THAT(Do(Placed()), ElementsAre("decode d0 e1")) << "room first, work then";
+  EXPECT_EQ(last_decode_.sampling().stop_size(), 0) << "stop strings are the router's";
+  EXPECT_TRUE(last_decode_.wait_for_go());
+  EXPECT_THAT(Do(Reserved()), ElementsAre("prefill p0 e1"));
+  EXPECT_EQ(last_prefill_.sampling().stop_size(), 0);
   EXPECT_TRUE(last_prefill_.hand_over());
+  EXPECT_THAT(Do(Ticket(42)), ElementsAre("update d0 ticket 42"));
   clock_.Advance(absl::Milliseconds(20));
   EXPECT_THAT(Do(Pre(Token(0, 0, 7))), ElementsAre("token 0.0=7<7>"));
-  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("decode d0 e1"));
-  EXPECT_EQ(last_decode_.ticket().transfer_id_low(), 42u);
-  ASSERT_EQ(last_decode_.first_tokens_size(), 1);
-  EXPECT_EQ(last_decode_.first_tokens(0).token_id(), 7);
-  EXPECT_THAT(Do(Plain(Event::kPrefillEnded, "p0")), IsEmpty());
+  EXPECT_THAT(Do(Prefilled(0)), ElementsAre("update d0 go"));
+  clock_.Advance(absl::Milliseconds(2));
   EXPECT_THAT(Do(Fetched()), IsEmpty());
-  clock_.Advance(absl::Milliseconds(5));
+  EXPECT_THAT(Do(Plain(Event::kPrefillEnded, "p0")), IsEmpty());
+  clock_.Advance(absl::Milliseconds(3));
   EXPECT_THAT(Do(Dec(Token(0, 1, 8))), ElementsAre("token 0.1=8<8>"));
   clock_.Advance(absl::Milliseconds(5));
   EXPECT_THAT(Do(Dec(Token(0, 2, 9, v1::FINISH_REASON_LENGTH))), ElementsAre("token 0.2=9<9>", "finished 0 2 held 3"));
@@ -192,7 +224,21 @@ TEST_F(LifecycleTest, TheWholeWay) {
   EXPECT_DOUBLE_EQ(summary_.timings().first_token_ms(), 20);
   EXPECT_DOUBLE_EQ(summary_.timings().itl_p50_ms(), 5);
   EXPECT_DOUBLE_EQ(summary_.timings().decode_queue_ms(), 1.5);
+  EXPECT_DOUBLE_EQ(summary_.timings().reserve_ms(), 4);
+  EXPECT_DOUBLE_EQ(summary_.timings().handover_ms(), 2);
+  EXPECT_DOUBLE_EQ(summary_.timings().second_token_ms(), 5);
   EXPECT_DOUBLE_EQ(summary_.timings().total_ms(), 30);
+}
+
+TEST_F(LifecycleTest, HistoryIsOfferedToWhoPrefilled) {
+  ToDecoding();
+  Do(Dec(Token(0, 1, 20)));
+  Do(Dec(Token(0, 2, 21, v1::FINISH_REASON_STOP)));
+  v1::DecodeDone done;
+  done.mutable_history()->set_num_tokens(4);
+  EXPECT_THAT(Do({Event::kDecodeDone, 1, Ref("d0"), done}), ElementsAre("history p0 1,2,3,10"));
+  done.mutable_history()->set_num_tokens(7);
+  EXPECT_THAT(Do({Event::kDecodeDone, 1, Ref("d0"), done}), IsEmpty()) << "more than there is";
 }
 
 TEST_F(LifecycleTest, OneTokenCostsNoDecode) {
@@ -205,18 +251,18 @@ TEST_F(LifecycleTest, OneTokenCostsNoDecode) {
   EXPECT_EQ(summary_.decode_worker(), "");
 }
 
-TEST_F(LifecycleTest, AStopStringInTheFirstTokenReleasesTheTicketAndCostsNoDecode) {
+TEST_F(LifecycleTest, AStopStringInTheFirstTokenGivesAllBackAndCostsNoDecode) {
   Do(Admitted(1, 8, {"<7>"}));
-  Do(Placed());
+  Begin();
   EXPECT_THAT(Do(Pre(Token(0, 0, 7))), ElementsAre("token 0.0=7", "finished 0 1 <7> 1"));
-  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("release p0 42", "summary 1", "finish 0"));
+  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("cancel prefill", "cancel decode", "summary 1", "finish 0"));
 }
 
 TEST_F(LifecycleTest, AStopIdInTheFirstTokenCostsNoDecode) {
   Do(Admitted());
-  Do(Placed());
+  Begin();
   EXPECT_THAT(Do(Pre(Token(0, 0, 7, v1::FINISH_REASON_STOP))), ElementsAre("token 0.0=7", "finished 0 1 held 1"));
-  EXPECT_THAT(Do(Prefilled(0)), ElementsAre("summary 1", "finish 0"));
+  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("cancel prefill", "cancel decode", "summary 1", "finish 0"));
 }
 
 TEST_F(LifecycleTest, AStopStringOfAllChoicesCancelsDecodeAndUsageCountsToTheMatch) {
@@ -230,13 +276,10 @@ TEST_F(LifecycleTest, AStopStringOfAllChoicesCancelsDecodeAndUsageCountsToTheMat
 
 TEST_F(LifecycleTest, AChoiceThatAStopStringEndedAtOnceDoesNotRunInDecode) {
   Do(Admitted(2, 8, {"<10>"}));
-  Do(Placed());
+  Begin();
   Do(Pre(Token(0, 0, 10)));
   Do(Pre(Token(1, 0, 11)));
-  Do(Prefilled(42));
-  ASSERT_EQ(last_decode_.first_tokens_size(), 2);
-  EXPECT_EQ(last_decode_.first_tokens(0).finish_reason(), v1::FINISH_REASON_STOP);
-  EXPECT_EQ(last_decode_.first_tokens(1).finish_reason(), v1::FINISH_REASON_UNSPECIFIED);
+  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("update d0 go -0"));
 }
 
 TEST_F(LifecycleTest, AStopStringThatTheLastTokenCompletesWinsOverLength) {
@@ -253,7 +296,8 @@ TEST_F(LifecycleTest, DecodeDyingMidStreamContinuesElsewhereWithoutRepeats) {
   EXPECT_THAT(Do(Plain(Event::kBackoffOver)), ElementsAre("place"));
   EXPECT_TRUE(need_.avoid.count(Ref("d0").id));
   EXPECT_FALSE(need_.avoid.count(Ref("p0").id));
-  EXPECT_THAT(Do(Placed("p0", "d1")), ElementsAre("prefill p0 e2"));
+  EXPECT_THAT(Do(Placed("p0", "d1")), ElementsAre("decode d1 e2"));
+  EXPECT_THAT(Do(Reserved("d1")), ElementsAre("prefill p0 e2"));
   EXPECT_THAT(Do(Pre(Token(0, 0, 10))), IsEmpty()) << "the client has index 0";
   Do(Prefilled(43));
   Do(Fetched("d1"));
@@ -268,77 +312,110 @@ TEST_F(LifecycleTest, ADifferentTokenOnTheRetryIsAnErrorNotAWrongStream) {
   ToDecoding();
   Do(Failed(Event::kDecodeFailed, absl::AbortedError("gone"), "d0"));
   Do(Plain(Event::kBackoffOver));
-  Do(Placed("p1", "d1"));
-  // Prefill is not cancelled: its ticket is on the way, and is given back when it comes.
-  EXPECT_THAT(Do(Pre(Token(0, 0, 11), "p1")), ElementsAre("cancel decode", "finish 13"));
-  EXPECT_THAT(Do(Prefilled(44, "p1")), ElementsAre("release p1 44"));
+  Begin("p1", "d1");
+  EXPECT_THAT(Do(Pre(Token(0, 0, 11), "p1")), ElementsAre("cancel prefill", "cancel decode", "finish 13"));
   EXPECT_THAT(std::string(finish_.message()), HasSubstr("computed token 11 at index 0"));
 }
 
-TEST_F(LifecycleTest, AnUnredeemedTicketIsReleasedWhateverEndsTheAttempt) {
-  const auto to_handover = [this] {
-    Reset();
-    Do(Admitted());
-    Do(Placed());
-    Do(Pre(Token(0, 0, 7)));
-    Do(Prefilled(42));
-    ASSERT_EQ(life_->state(), State::kHandover);
+TEST_F(LifecycleTest, BothCallsAreCancelledWhateverEndsTheAttemptAndWhenever) {
+  const std::pair<State, std::function<void()>> phases[] = {
+      {State::kReserving, [this] { Do(Admitted()), Do(Placed()); }},
+      {State::kPrefilling, [this] { Do(Admitted()), Begin(); }},
+      {State::kPrefilling, [this] { Do(Admitted()), Begin(), Do(Ticket(42)); }},
+      {State::kHandover, [this] { Do(Admitted()), Begin(), Do(Pre(Token(0, 0, 7))), Do(Prefilled(42)); }},
+      {State::kDecoding, [this] { ToDecoding(); }},
   };
-  to_handover();
-  EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::UnavailableError("x"), "d0")),
-              ElementsAre("release p0 42", "cancel prefill", "cancel decode", "wait 0"));
-  to_handover();
-  EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::InvalidArgumentError("x"), "d0")),
-              ElementsAre("cancel prefill", "cancel decode", "release p0 42", "finish 3"));
-  to_handover();
-  EXPECT_THAT(Do(Failed(Event::kUnplaced, absl::UnavailableError("x"), "")),
-              ElementsAre("cancel prefill", "cancel decode", "release p0 42", "finish 14"));
-  for (const auto& [event, code] : {std::pair{Event::kClientGone, "finish 1"}, std::pair{Event::kDeadline, "finish 4"},
-                                    std::pair{Event::kStop, "finish 14"}}) {
-    to_handover();
-    EXPECT_THAT(Do(Plain(event)), ElementsAre("cancel prefill", "cancel decode", "release p0 42", code));
+  for (const auto& [state, enter] : phases) {
+    const auto again = [&] {
+      Reset();
+      enter();
+      ASSERT_EQ(life_->state(), state);
+    };
+    again();
+    EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::UnavailableError("x"), "d0")),
+                ElementsAre("cancel prefill", "cancel decode", "wait 0"))
+        << Name(state);
+    again();
+    EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::InvalidArgumentError("x"), "d0")),
+                ElementsAre("cancel prefill", "cancel decode", "finish 3"))
+        << Name(state);
+    for (const auto& [event, code] : {std::pair{Event::kClientGone, "finish 1"},
+                                      std::pair{Event::kDeadline, "finish 4"}, std::pair{Event::kStop, "finish 14"}}) {
+      again();
+      EXPECT_THAT(Do(Plain(event)), ElementsAre("cancel prefill", "cancel decode", code)) << Name(state);
+    }
   }
 }
 
-TEST_F(LifecycleTest, ATicketThatComesAfterTheEndIsReleased) {
+// After a failed prefill stream a release by request went to a worker that might be dead.
+TEST_F(LifecycleTest, AFailedPrefillCostsNoCallToItsWorker) {
   Do(Admitted());
-  Do(Placed());
-  EXPECT_THAT(Do(Plain(Event::kClientGone)), ElementsAre("cancel prefill", "cancel decode", "release p0 unseen", "finish 1"));
-  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("release p0 42"));
-  EXPECT_THAT(Do(Prefilled(0)), IsEmpty());
+  Begin();
+  Do(Ticket(42));
+  EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0")),
+              ElementsAre("cancel prefill", "cancel decode", "wait 0"));
+  EXPECT_THAT(Do(Plain(Event::kBackoffOver)), ElementsAre("place"));
 }
 
-TEST_F(LifecycleTest, ATicketOfAFormerAttemptIsReleasedAtItsOwnWorker) {
+TEST_F(LifecycleTest, WhatDecodeSaysBeforePrefillsLastWordsWaitsForThem) {
   Do(Admitted());
-  Do(Placed());
+  Begin();
+  Do(Ticket(42));
+  first_ids_ = {7};
+  EXPECT_THAT(Do(Fetched()), IsEmpty());
+  EXPECT_THAT(Do(Dec(Token(0, 1, 8))), IsEmpty());
+  EXPECT_THAT(Do(Pre(Token(0, 0, 7))), ElementsAre("token 0.0=7<7>"));
+  EXPECT_THAT(Do(Prefilled(0)), ElementsAre("token 0.1=8<8>"));
+  EXPECT_EQ(life_->state(), State::kDecoding);
+  // And is forgotten with its attempt.
+  Reset();
+  Do(Admitted());
+  Begin();
+  first_ids_ = {7};
+  Do(Fetched());
+  Do(Dec(Token(0, 1, 8)));
   Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0"));
   Do(Plain(Event::kBackoffOver));
-  Do(Placed("p1", "d0"));
-  Input late = Prefilled(41);
-  late.epoch = 1;
-  EXPECT_THAT(Do(std::move(late)), ElementsAre("release p0 41"));
-  EXPECT_EQ(life_->state(), State::kPrefilling);
+  Begin("p1", "d1");
+  EXPECT_THAT(Do(Pre(Token(0, 0, 7), "p1")), ElementsAre("token 0.0=7<7>"));
+  EXPECT_THAT(Do(Prefilled(43, "p1")), IsEmpty());
+  EXPECT_EQ(life_->state(), State::kHandover);
 }
 
-TEST_F(LifecycleTest, ACancelBetweenTokenZeroAndTheTicketWaitsForTheTicket) {
+TEST_F(LifecycleTest, OtherFirstTokensWithTheKvAreNeverDecodedOn) {
+  for (const std::vector<int32_t>& ids : {std::vector<int32_t>{8}, {}, {7, 7}}) {
+    Reset();
+    Do(Admitted());
+    Begin();
+    Do(Pre(Token(0, 0, 7)));
+    Do(Prefilled(42));
+    first_ids_ = ids;
+    EXPECT_EQ(Do(Fetched()).back(), "wait 0");
+  }
+}
+
+TEST_F(LifecycleTest, ADecodeWorkerThatIsFullCostsNoPrefill) {
   Do(Admitted());
   Do(Placed());
-  Do(Pre(Token(0, 0, 7)));
-  EXPECT_THAT(Do(Plain(Event::kClientGone)), ElementsAre("cancel decode", "finish 1"));
-  EXPECT_THAT(Do(Prefilled(42)), ElementsAre("release p0 42"));
+  EXPECT_THAT(Do(Failed(Event::kDecodeFailed, absl::ResourceExhaustedError("full"), "d0")),
+              ElementsAre("cancel prefill", "cancel decode", "wait 0"));
+  Do(Plain(Event::kBackoffOver));
+  EXPECT_TRUE(need_.only_others);
+  EXPECT_TRUE(need_.avoid.count(Ref("d0").id));
+  EXPECT_FALSE(need_.avoid.count(Ref("p0").id));
 }
 
 TEST_F(LifecycleTest, ThreeAttemptsAtMost) {
   Do(Admitted());
   for (int attempt = 1; attempt < 3; ++attempt) {
-    Do(Placed());
+    Begin();
     const auto words = Do(Failed(Event::kPrefillFailed, absl::UnavailableError("down"), "p0"));
     EXPECT_THAT(words, ElementsAre("cancel prefill", "cancel decode", attempt == 1 ? "wait 0" : "wait 100"));
     EXPECT_THAT(Do(Plain(Event::kBackoffOver)), ElementsAre("place"));
   }
-  Do(Placed());
+  Begin();
   EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("down"), "p0")),
-              ElementsAre("cancel prefill", "cancel decode", "release p0 unseen", "finish 14"));
+              ElementsAre("cancel prefill", "cancel decode", "finish 14"));
   EXPECT_EQ(std::string(finish_.message()), "after 3 attempts: prefill worker p0: down");
 }
 
@@ -346,7 +423,7 @@ TEST_F(LifecycleTest, OnlyRetryableCodesAreRetried) {
   for (int code = 1; code <= 16; ++code) {
     Reset();
     Do(Admitted());
-    Do(Placed());
+    Begin();
     const absl::Status status(static_cast<absl::StatusCode>(code), "x");
     const bool retried = Do(Failed(Event::kPrefillFailed, status, "p0")).back() == "wait 0";
     // CANCELLED that nobody here asked for is a worker that stops.
@@ -358,15 +435,15 @@ TEST_F(LifecycleTest, OnlyRetryableCodesAreRetried) {
 
 TEST_F(LifecycleTest, NoRetryAfterTheDeadline) {
   Do(Admitted());
-  Do(Placed());
+  Begin();
   clock_.Advance(absl::Seconds(10));
   EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0")),
-              ElementsAre("cancel prefill", "cancel decode", "release p0 unseen", "finish 4"));
+              ElementsAre("cancel prefill", "cancel decode", "finish 4"));
 }
 
 TEST_F(LifecycleTest, AFullWorkerIsNotAskedAgainAndItsWordsReachTheClient) {
   Do(Admitted());
-  Do(Placed());
+  Begin();
   Do(Failed(Event::kPrefillFailed, WithRetryAfter(absl::ResourceExhaustedError("full"), absl::Seconds(1)), "p0"));
   Do(Plain(Event::kBackoffOver));
   EXPECT_TRUE(need_.only_others);
@@ -389,15 +466,15 @@ TEST_F(LifecycleTest, AWorkerThatBreaksTheProtocolIsReplaced) {
   EXPECT_EQ(Do(Plain(Event::kDecodeEnded)).back(), "wait 0") << "an end before the choice's";
   Reset();
   Do(Admitted());
-  Do(Placed());
+  Begin();
   EXPECT_EQ(Do(Plain(Event::kPrefillEnded, "p0")).back(), "wait 0") << "an end without a result";
   Reset();
   Do(Admitted());
-  Do(Placed());
+  Begin();
   EXPECT_EQ(Do(Prefilled(42)).back(), "wait 0") << "a result without token 0";
   Reset();
   Do(Admitted());
-  Do(Placed());
+  Begin();
   Do(Pre(Token(0, 0, 1)));
   EXPECT_EQ(Do(Prefilled(0)).back(), "wait 0") << "no ticket although the choice goes on";
 }
@@ -411,7 +488,7 @@ TEST_F(LifecycleTest, AFailureAfterTheLastTokenIsNotTheClients) {
 
 TEST_F(LifecycleTest, APrefillWorkerLostDuringHandOverIsAFailureAndAfterItIsNot) {
   Do(Admitted());
-  Do(Placed());
+  Begin();
   Do(Pre(Token(0, 0, 7)));
   Do(Prefilled(42));
   EXPECT_EQ(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0")).back(), "wait 0");
@@ -424,7 +501,7 @@ TEST_F(LifecycleTest, StaleStreamsAreIgnored) {
   ToDecoding();
   Do(Failed(Event::kDecodeFailed, absl::UnavailableError("x"), "d0"));
   Do(Plain(Event::kBackoffOver));
-  Do(Placed("p1", "d1"));
+  Begin("p1", "d1");
   Input zombie = Dec(Token(0, 1, 99));
   zombie.epoch = 1;
   EXPECT_THAT(Do(std::move(zombie)), IsEmpty());
@@ -434,8 +511,8 @@ TEST_F(LifecycleTest, StaleStreamsAreIgnored) {
   EXPECT_EQ(life_->state(), State::kPrefilling);
 }
 
-// Whatever comes in whatever order: no crash, one Finish at most, and each ticket that was handed in is either redeemed
-// or released exactly once.
+// Whatever comes in whatever order: no crash, one Finish at most, and at the end every call that was begun has ended by
+// itself, was cancelled, or (prefill's) has had its KV fetched.
 TEST_F(LifecycleTest, RandomInputsKeepTheInvariants) {
   uint64_t x = 88172645463325252ull;
   const auto next = [&x](uint64_t bound) {
@@ -444,72 +521,114 @@ TEST_F(LifecycleTest, RandomInputsKeepTheInvariants) {
     x ^= x << 17;
     return x % bound;
   };
+  int decoded = 0;
   for (int run = 0; run < 3000; ++run) {
     Reset();
-    int finishes = 0, issued = 0, released = 0, redeemed = 0;
-    const auto count = [&](const std::vector<std::string>& words) {
-      for (const std::string& word : words) {
+    int finishes = 0;
+    bool prefill_open = false, decode_open = false;
+    const auto handle = [&](Input input) {
+      const State before = life_->state();
+      if (input.event == Event::kPrefillEnded || input.event == Event::kPrefillFailed) prefill_open = false;
+      if (input.event == Event::kDecodeEnded || input.event == Event::kDecodeFailed) decode_open = false;
+      for (const std::string& word : Do(std::move(input))) {
         finishes += word.rfind("finish ", 0) == 0;
-        // Of tickets that came in; one that may have been lost on the way is given back by its request.
-        released += word.rfind("release", 0) == 0 && word.find("unseen") == std::string::npos;
+        if (word.rfind("prefill ", 0) == 0) {
+          ASSERT_FALSE(prefill_open) << "a second call beside the first";
+          prefill_open = true;
+        }
+        if (word.rfind("decode ", 0) == 0) {
+          ASSERT_FALSE(decode_open) << "a second call beside the first";
+          decode_open = true;
+        }
+        if (word == "cancel prefill") prefill_open = false;
+        if (word == "cancel decode") decode_open = false;
+      }
+      if (before != State::kDecoding && life_->state() == State::kDecoding) {
+        prefill_open = false;
+        ++decoded;
       }
     };
-    Do(Admitted(1 + next(2), 1 + next(4), {"<3>"}));
+    const auto n = static_cast<uint32_t>(1 + next(2));
+    handle(Admitted(static_cast<int>(n), static_cast<int>(1 + next(4)), {"<3>"}));
+    // Half of the time what should come next does.
+    const auto expected = [&] {
+      switch (life_->state()) {
+        case State::kPlacing:
+          return handle(Placed());
+        case State::kReserving:
+          return handle(Reserved());
+        case State::kPrefilling:
+          handle(Ticket(1));
+          for (uint32_t c = 0; c < n; ++c) handle(Pre(Token(c, 0, static_cast<int32_t>(next(3)))));
+          return handle(Prefilled(0));
+        case State::kHandover:
+          first_ids_.resize(n);
+          return handle(Fetched());
+        case State::kBackoff:
+          return handle(Plain(Event::kBackoffOver));
+        default:
+          return;
+      }
+    };
     for (int step = 0; step < 60; ++step) {
-      const State before = life_->state();
-      Input input;
-      switch (next(14)) {
-        case 0:
-          input = Plain(Event::kDecodeDone);
-          input.payload = v1::DecodeDone();
+      if (next(2) == 0) expected();
+      switch (next(16)) {
+        case 0: {
+          Input done = Plain(Event::kDecodeDone);
+          done.payload = v1::DecodeDone();
+          handle(std::move(done));
           break;
+        }
         case 1:
-          input = Placed();
+          handle(Placed());
           break;
         case 2:
-          input = {Event::kUnplaced, 0, {}, absl::UnavailableError("x")};
+          if (next(4) == 0) handle({Event::kUnplaced, 0, {}, absl::UnavailableError("x")});
           break;
         case 3:
         case 4:
-          input = Pre(Token(next(3), 0, next(4), static_cast<v1::FinishReason>(next(3))));
+          handle(Pre(Token(next(2), 0, next(4), static_cast<v1::FinishReason>(next(3)))));
           break;
         case 5:
-          input = Prefilled(next(2) ? ++issued : 0);
+          handle(Prefilled(0));
           break;
         case 6:
-          input = Plain(Event::kPrefillEnded, "p0");
+          handle(Plain(Event::kPrefillEnded, "p0"));
           break;
         case 7:
-          input = Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0");
+          handle(Failed(Event::kPrefillFailed, absl::UnavailableError("x"), "p0"));
           break;
         case 8:
-          input = Fetched();
+          handle(Fetched());
           break;
         case 9:
         case 10:
-          input = Dec(Token(next(3), next(4), next(4), static_cast<v1::FinishReason>(next(3))));
+          handle(Dec(Token(next(3), next(4), next(4), static_cast<v1::FinishReason>(next(3)))));
           break;
         case 11:
-          input = Plain(next(2) ? Event::kDecodeEnded : Event::kBackoffOver);
+          handle(Plain(next(2) ? Event::kDecodeEnded : Event::kBackoffOver));
           break;
         case 12:
-          input = Failed(Event::kDecodeFailed, absl::AbortedError("x"), "d0");
+          if (next(2)) handle(Failed(Event::kDecodeFailed, absl::AbortedError("x"), "d0"));
           break;
         case 13:
-          if (next(8) == 0)
-            input = Plain(Event::kClientGone);
-          else
-            input = Plain(Event::kBackoffOver);
+          handle(Plain(next(8) == 0 ? Event::kClientGone : Event::kBackoffOver));
+          break;
+        case 14:
+          handle(Reserved());
+          break;
+        case 15:
+          handle(Ticket(1));
           break;
       }
-      count(Do(std::move(input)));
-      redeemed += before == State::kHandover && life_->state() == State::kDecoding;
+      if (HasFatalFailure()) return;
     }
-    count(Do(Plain(Event::kClientGone)));
+    handle(Plain(Event::kClientGone));
     ASSERT_EQ(life_->state(), State::kDone);
     ASSERT_EQ(finishes, 1);
-    ASSERT_EQ(issued, released + redeemed);
+    ASSERT_FALSE(prefill_open || decode_open) << run;
   }
+  EXPECT_GT(decoded, 50);
 }
 
 }  // namespace

@@ -1,0 +1,82 @@
+#include "router/worker_calls.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/rpc/channel.h"
+#include "common/status.h"
+
+namespace baton::router {
+namespace {
+
+// A worker takes an update at once or not at all.
+constexpr absl::Duration kTimeout = absl::Seconds(10);
+
+}  // namespace
+
+struct WorkerCalls::Update_ {
+  grpc::ClientContext context;
+  v1::UpdateDecodeRequest request;
+  v1::UpdateDecodeResponse response;
+  std::shared_ptr<WorkerStubs> stubs;
+  std::function<void(absl::Status)> failed;
+};
+
+struct WorkerCalls::Offer_ {
+  grpc::ClientContext context;
+  v1::ImportHistoryRequest request;
+  v1::ImportHistoryResponse response;
+  std::shared_ptr<WorkerStubs> stubs;
+};
+
+void WorkerCalls::Update(const UpdateDecode& command, absl::Time deadline, std::function<void(absl::Status)> failed) {
+  auto call = std::make_shared<Update_>();
+  call->request = command.request;
+  call->stubs = channels_->Get(command.worker);
+  call->failed = std::move(failed);
+  const absl::Time latest = absl::Now() + kTimeout;
+  rpc::SetDeadline(&call->context, std::min(deadline, latest));
+  Begin();
+  call->stubs->decode->async()->UpdateDecode(
+      &call->context, &call->request, &call->response, [this, call, own = latest < deadline](const grpc::Status& s) mutable {
+        absl::Status status = FromGrpcStatus(s);
+        if (absl::IsNotFound(status)) status = absl::AbortedError(status.message());
+        // The worker's silence, not the request's deadline.
+        if (own && absl::IsDeadlineExceeded(status)) status = absl::UnavailableError("did not take an update in 10 s");
+        if (!status.ok()) call->failed(std::move(status));
+        call.reset();
+        End();
+      });
+}
+
+void WorkerCalls::Offer(const OfferHistory& command) {
+  auto call = std::make_shared<Offer_>();
+  call->request = command.request;
+  call->stubs = channels_->Get(command.worker);
+  rpc::SetDeadline(&call->context, absl::Now() + kTimeout);
+  Begin();
+  call->stubs->prefill->async()->ImportHistory(&call->context, &call->request, &call->response,
+                                               [this, call](const grpc::Status&) mutable {
+                                                 call.reset();
+                                                 End();
+                                               });
+}
+
+void WorkerCalls::Begin() {
+  MutexLock lock(&mu_);
+  ++running_;
+}
+
+void WorkerCalls::End() {
+  MutexLock lock(&mu_);
+  if (--running_ == 0) cv_.SignalAll();
+}
+
+void WorkerCalls::WaitUntilIdle() {
+  MutexLock lock(&mu_);
+  while (running_ > 0) cv_.Wait(&mu_);
+}
+
+}  // namespace baton::router
