@@ -40,7 +40,7 @@ struct EngineLoad {
   int running = 0;
   int waiting = 0;
   int64_t waiting_tokens = 0;
-  int64_t steps = 0;
+  int64_t steps = 0;  // that ran the model
   int64_t tokens_per_second = 0;
   int64_t pending_tokens = 0;  // known tokens whose KV is still to be computed, over running and waiting ones
   int64_t context_tokens = 0;  // positions that the running sequences hold

@@ -300,7 +300,7 @@ EngineLoad EngineCore::load() const {
     load.context_tokens += sequence->num_tokens();
   }
   load.cost = cost_.Fit();
-  load.steps = step_;
+  load.steps = num_forwards_;
   load.tokens_per_second = tokens_per_second_;
   load.ledger = pool_->ledger();
   return load;

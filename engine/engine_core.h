@@ -129,6 +129,7 @@ class EngineCore {
   bool draining_ = false;
   uint64_t next_arrival_ = 1;
   int64_t step_ = 0;
+  int64_t num_forwards_ = 0;  // steps that ran the model
   std::unordered_map<std::string, std::unique_ptr<RequestState>> requests_;
   std::map<uint64_t, std::unique_ptr<Sequence>> resident_;
   std::map<uint64_t, std::unique_ptr<Sequence>> waiting_;

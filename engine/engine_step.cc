@@ -174,6 +174,7 @@ void EngineCore::RunBatch() {
   const absl::Time begin = clock_->Now();
   runner_->Forward(batch_.batch(), pool_->view(), logits_);
   cost_.Learn(batch_.num_rows(), batch_.num_positions(), clock_->Now() - begin);
+  ++num_forwards_;
   // Sampling changes tables and token vectors, so the batch's views are dead from here on; its items are not.
   for (const BatchBuilder::Item& item : batch_.items()) {
     std::span<const float> logits;

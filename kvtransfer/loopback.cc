@@ -1,5 +1,6 @@
 #include "kvtransfer/loopback.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -108,8 +109,8 @@ class ExporterUse {
 // One thread copies for all fetches, one block of each in turn.
 class LoopbackClient : public TransportClient {
  public:
-  explicit LoopbackClient(ReceiverOptions receiver)
-      : receiver_(std::move(receiver)), thread_([this] { Loop(); }) {}
+  LoopbackClient(ReceiverOptions receiver, const std::atomic<double>* bytes_per_second)
+      : receiver_(std::move(receiver)), bytes_per_second_(bytes_per_second), thread_([this] { Loop(); }) {}
   ~LoopbackClient() override { Shutdown(); }
   absl::string_view name() const override { return kName; }
 
@@ -156,6 +157,7 @@ class LoopbackClient : public TransportClient {
     FetchCallback done;
     std::optional<ExporterUse> use;
     Claim claim;
+    absl::Time arrives = absl::InfiniteFuture();  // the next block, once it is under way
   };
   using Jobs = std::map<FetchId, std::unique_ptr<Job>>;
 
@@ -174,7 +176,9 @@ class LoopbackClient : public TransportClient {
         MutexLock lock(&mu_);
         // A deadline, a server's end and a heartbeat need a look now and then.
         if (idle && !woken_ && !stopping_) {
-          jobs.empty() ? wake_.Wait(&mu_) : (void)wake_.WaitWithTimeout(&mu_, absl::Milliseconds(5));
+          const absl::Duration pause = std::clamp(link_free_ - absl::Now(), absl::ZeroDuration(), absl::Milliseconds(5));
+          jobs.empty() ? wake_.Wait(&mu_)
+                       : (void)wake_.WaitWithTimeout(&mu_, pause > absl::ZeroDuration() ? pause : absl::Milliseconds(5));
         }
         woken_ = false;
         stopping = stopping_;
@@ -240,6 +244,7 @@ class LoopbackClient : public TransportClient {
     if (job->use->gone()) return absl::UnavailableError("the exporting worker shut down during the KV fetch");
     claim.Renew();
     if (claim.HasBlock()) {
+      if (!Arrived(job, claim.bytes(claim.next_block()).size())) return false;
       const std::span<const std::byte> from = claim.bytes(claim.next_block());
       const v1::BlockSeal seal = claim.MakeSeal();
       absl::StatusOr<std::span<std::byte>> to = job->reception.Place(seal, from.size());
@@ -253,7 +258,24 @@ class LoopbackClient : public TransportClient {
     return true;
   }
 
+  // False: on the slowed link the job's next block has not arrived yet.
+  bool Arrived(Job* job, size_t bytes) {
+    const double rate = bytes_per_second_ == nullptr ? 0 : bytes_per_second_->load();
+    if (rate <= 0) return true;
+    const absl::Time now = absl::Now();
+    if (job->arrives == absl::InfiniteFuture()) {
+      // This thread may look a little late; the link has not waited for it.
+      link_free_ = std::max(link_free_, now - absl::Milliseconds(10)) + absl::Seconds(static_cast<double>(bytes) / rate);
+      job->arrives = link_free_;
+    }
+    if (now < job->arrives) return false;
+    job->arrives = absl::InfiniteFuture();
+    return true;
+  }
+
   const ReceiverOptions receiver_;
+  const std::atomic<double>* const bytes_per_second_;
+  absl::Time link_free_ = absl::InfinitePast();  // the loop's
   Mutex mu_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
@@ -271,8 +293,9 @@ std::unique_ptr<TransportServer> MakeLoopbackServer(Exporter* exporter) {
   return std::make_unique<LoopbackServer>(exporter);
 }
 
-std::unique_ptr<TransportClient> MakeLoopbackClient(ReceiverOptions options) {
-  return std::make_unique<LoopbackClient>(std::move(options));
+std::unique_ptr<TransportClient> MakeLoopbackClient(ReceiverOptions options,
+                                                    const std::atomic<double>* bytes_per_second) {
+  return std::make_unique<LoopbackClient>(std::move(options), bytes_per_second);
 }
 
 }  // namespace baton::kvtransfer

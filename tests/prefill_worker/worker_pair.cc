@@ -44,10 +44,12 @@ std::unique_ptr<engine::LoadedModel> LoadModel(const std::string& path, const Pa
   v1::Config config;
   config.set_model(path);
   config.set_kv_memory_mib(static_cast<uint64_t>(pair.kv_mib));
-  config.set_threads(1);
-  config.set_block_size(8);
+  if (pair.model.empty()) {
+    config.set_threads(1);
+    config.set_block_size(8);
+    config.set_isa("scalar");
+  }
   config.set_max_batch_tokens(static_cast<uint32_t>(pair.max_batch_tokens));
-  config.set_isa("scalar");
   engine::LoadedModel::Options options;
   options.on_forward = [metrics, gate](const engine::ForwardTiming& timing) {
     if (metrics != nullptr) metrics->OnForward(timing);
@@ -95,14 +97,15 @@ class CollectingSink : public engine::RequestSink {
 }  // namespace
 
 WorkerPair::WorkerPair(const PairOptions& options) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/tiny-", getpid(), ".gguf");
-  if (absl::Status s = fakes::WriteTinyGguf({}, path); !s.ok()) ADD_FAILURE() << s;
+  const std::string tiny = absl::StrCat(::testing::TempDir(), "/tiny-", getpid(), ".gguf");
+  const std::string path = options.model.empty() ? tiny : options.model;
+  if (absl::Status s = fakes::WriteTinyGguf({}, tiny); !s.ok()) ADD_FAILURE() << s;
   prefill_model_ = LoadModel(path, options, &prefill_engine_metrics_, &prefill_gate_);
   decode_model_ = LoadModel(path, options, &decode_engine_metrics_, &decode_gate_);
   oracle_ = LoadModel(path, options, nullptr, nullptr);
   prefill_collect_ = prefill_engine_metrics_.Attach(prefill_model_.get());
   decode_collect_ = decode_engine_metrics_.Attach(decode_model_.get());
-  unlink(path.c_str());
+  unlink(tiny.c_str());
 
   exporter_ =
       std::make_unique<kvtransfer::Exporter>(kvtransfer::Exporter::Options{.worker_name = "prefill-0",
@@ -121,7 +124,7 @@ WorkerPair::WorkerPair(const PairOptions& options) {
     transport_client_ = *std::move(client);
   } else {
     transport_server_ = kvtransfer::MakeLoopbackServer(exporter_.get());
-    transport_client_ = kvtransfer::MakeLoopbackClient(receiver);
+    transport_client_ = kvtransfer::MakeLoopbackClient(receiver, options.link_bytes_per_second);
   }
   const kvtransfer::ReceiverOptions history_receiver{
       .key = key_, .layout = prefill_model_->kv_layout(), .fingerprint = prefill_model_->fingerprint()};
@@ -198,6 +201,7 @@ void WorkerPair::PrefillCall::Read(const v1::PrefillRequest& request) {
     }
     if (event.has_token()) {
       EXPECT_FALSE(has_prefilled_) << "a token after Prefilled";
+      if (first_tokens.empty()) first_token_at = absl::Now();
       first_tokens.push_back(event.token());
     }
     if (event.has_prefilled()) {
@@ -253,7 +257,10 @@ void WorkerPair::DecodeCall::Read(const v1::DecodeRequest& request) {
         fetched = event.fetched();
         has_fetched = true;
       }
-      if (event.has_token()) tokens.push_back(event.token());
+      if (event.has_token()) {
+        if (tokens.empty()) first_token_at = absl::Now();
+        tokens.push_back(event.token());
+      }
       if (event.has_done()) {
         done = event.done();
         has_done = true;

@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -45,6 +46,8 @@ struct PairOptions {
   absl::Duration lease = absl::Seconds(30);
   int max_batch_tokens = 512;
   bool history = false;  // decode offers what it computed back
+  std::string model;     // path; empty: a tiny one, on one thread and with blocks of 8
+  const std::atomic<double>* link_bytes_per_second = nullptr;  // loopback: slows the hand-over down
 };
 
 class WorkerPair {
@@ -79,6 +82,7 @@ class WorkerPair {
     // After AwaitTicket, AwaitPrefilled or Wait:
     v1::Ticket ticket;
     std::vector<v1::SampledToken> first_tokens;
+    absl::Time first_token_at;
     v1::Prefilled prefilled;
 
    private:
@@ -108,6 +112,7 @@ class WorkerPair {
     v1::Fetched fetched;
     bool has_fetched = false;
     std::vector<v1::SampledToken> tokens;
+    absl::Time first_token_at;
     v1::DecodeDone done;
     bool has_done = false;
 
