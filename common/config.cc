@@ -66,6 +66,8 @@ constexpr Rule kRules[] = {
     {"kv_lease_ms", "30000", "30000", 100, kDayMs},
     {"cluster_key_file", nullptr, nullptr},
     {"kv_network_trusted", "false", "false"},
+    {"kv_block_tags", "false", "false"},
+    {"kv_history", "true", "true"},
     {"heartbeat_ms", "500", "500", 10, 60000},
     {"worker_timeout_ms", "3000", "3000", 100, kDayMs},
     {"drain_timeout_ms", "30000", "30000", 0, kDayMs},
