@@ -42,7 +42,9 @@ TEST(HistoryTest, TurnTwoPrefillsOnlyItsNewTokensWhereverTurnOneWasDecoded) {
   std::set<std::string> decoded_by;
   for (int conversation = 0; conversation < 2; ++conversation) {
     // Ties between idle workers go round by request, and a conversation has two.
-    if (conversation == 1) ASSERT_TRUE((*cluster)->Generate(Turn({1, 2, 3}, 1)).status.ok());
+    if (conversation == 1) {
+      ASSERT_TRUE((*cluster)->Generate(Turn({1, 2, 3}, 1)).status.ok());
+    }
     std::vector<int32_t> ids;
     for (int i = 0; i < prompt_tokens; ++i) ids.push_back((i * 31 + conversation * 7 + 11) % 250 + 1);
     const uint64_t before = cached();
