@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "cli/settings.h"
 #include "common/config.h"
+#include "common/version.h"
 
 namespace baton::cli {
 namespace {
@@ -72,7 +73,7 @@ bool WantsJson(const std::vector<std::string>& args) {
 int Main(int argc, char** argv) {
   CLI::App app{"Baton serves a language model with prefill and decode on separate workers.", "baton"};
   app.require_subcommand(1);
-  app.set_version_flag("--version", "baton 0.1.0");
+  app.set_version_flag("--version", absl::StrCat("baton ", kVersion));
   app.footer(
       "Examples:\n"
       "  baton up --model FILE.gguf            start a cluster on this machine\n"

@@ -240,10 +240,14 @@ void Supervisor::AnnounceReady() {
   Say(absl::StrCat(out_.Paint(Style::kGreen, "ready:"), " gRPC ", router.address, ", HTTP http://", router.http, ", ",
                    counts[0], " prefill and ", counts[1], " decode, ", options_.model, ", in ",
                    absl::ToInt64Milliseconds(absl::Now() - started_), " ms. Try: ", next));
+  Say(absl::StrCat("OpenAI API at http://", router.http, "/v1, such as: curl http://", router.http,
+                   "/v1/chat/completions -H 'Content-Type: application/json' "
+                   "-d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'"));
   if (!out_.json()) return;
   // The router's own address is the only "listen" of the line, so that a shell script finds it without a JSON parser.
   Json line = {
       {"event", "ready"},  {"listen", router.address},          {"http", router.http},      {"model", options_.model},
+      {"openai", absl::StrCat("http://", router.http, "/v1")},
       {"pid", ::getpid()}, {"router_pid", router.child->pid()}, {"workers", Json::array()}, {"next", next}};
   for (const Process& p : processes_) {
     if (p.spec.role == "router") continue;

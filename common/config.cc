@@ -59,6 +59,8 @@ constexpr Rule kRules[] = {
     {"name", nullptr, nullptr},
     {"listen", "127.0.0.1:50051", "127.0.0.1:0"},
     {"http", "127.0.0.1:8000", "127.0.0.1:0"},
+    {"http_max_connections", "1024", "1024", 1, 1 << 16},
+    {"tool_format", "auto", "auto", 0, 0, "auto hermes llama3 none"},
     {"router", "127.0.0.1:50051", "127.0.0.1:50051"},
     {"log_level", "info", "info", 0, 0, "trace debug info warn error"},
     {"log_format", "text", "text", 0, 0, "text json"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status.h"
@@ -138,6 +139,18 @@ absl::Status CheckRequestId(const std::string& id) {
   return absl::OkStatus();
 }
 
+absl::Status CheckToolCalls(const std::string& field, const v1::ChatMessage& message) {
+  if (message.tool_calls_size() == 0) return absl::OkStatus();
+  if (message.role() != "assistant") return InvalidField(field, "only an assistant's message has tool calls");
+  if (message.tool_calls_size() > kMaxToolCalls) {
+    return InvalidField(field, absl::StrCat(message.tool_calls_size(), " calls; at most ", kMaxToolCalls));
+  }
+  for (int i = 0; i < message.tool_calls_size(); ++i) {
+    if (message.tool_calls(i).name().empty()) return InvalidField(absl::StrCat(field, "[", i, "].name"), "is empty");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckChat(const v1::Chat& chat) {
   if (chat.messages_size() == 0) return InvalidField("chat.messages", "is empty; send at least one message");
   if (chat.messages_size() > kMaxMessages) {
@@ -151,6 +164,26 @@ absl::Status CheckChat(const v1::Chat& chat) {
       return InvalidField(field + ".role", absl::StrCat(Quoted(role), " is not one of system, user, assistant, tool"));
     }
     if (absl::Status s = CheckUtf8(field + ".content", message.content()); !s.ok()) return s;
+    if (absl::Status s = CheckToolCalls(field + ".tool_calls", message); !s.ok()) return s;
+  }
+  if (chat.tools().size() > kMaxToolsBytes) {
+    return InvalidField("chat.tools", absl::StrCat(chat.tools().size(), " bytes; at most ", kMaxToolsBytes));
+  }
+  if (chat.template_arguments().size() > kMaxTemplateArgumentsBytes) {
+    return InvalidField("chat.template_arguments", absl::StrCat(chat.template_arguments().size(), " bytes; at most ",
+                                                                kMaxTemplateArgumentsBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCacheSalt(const std::string& salt) {
+  if (salt.size() > kMaxCacheSaltBytes) {
+    return InvalidField("cache_salt", absl::StrCat(salt.size(), " bytes; at most ", kMaxCacheSaltBytes));
+  }
+  for (const char c : salt) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-') {
+      return InvalidField("cache_salt", "has a character other than A-Z a-z 0-9 _ -");
+    }
   }
   return absl::OkStatus();
 }
@@ -236,14 +269,17 @@ absl::Status ValidateGenerateRequest(const v1::GenerateRequest& request, const M
   if (absl::Status s = CheckRequestId(request.request_id()); !s.ok()) return s;
   if (absl::Status s = CheckModel(request.model(), limits); !s.ok()) return s;
   if (absl::Status s = CheckInput(request, limits); !s.ok()) return s;
+  if (absl::Status s = CheckCacheSalt(request.cache_salt()); !s.ok()) return s;
   return ValidateSamplingParams(request.sampling(), limits);
 }
 
 absl::Status ValidatePromptLength(int64_t num_prompt_tokens, const v1::SamplingParams& s, const ModelLimits& limits) {
   if (num_prompt_tokens <= 0) return InvalidField("prompt", "has no tokens; send at least one");
   if (num_prompt_tokens >= limits.max_context) {
-    return InvalidField("prompt", absl::StrCat(num_prompt_tokens, " tokens; with one token of output the limit is ",
-                                               limits.max_context - 1, " (context of ", limits.max_context, ")"));
+    return WithReason(
+        InvalidField("prompt", absl::StrCat(num_prompt_tokens, " tokens; with one token of output the limit is ",
+                                            limits.max_context - 1, " (context of ", limits.max_context, ")")),
+        "CONTEXT_LENGTH_EXCEEDED");
   }
   const int64_t room = limits.max_context - num_prompt_tokens;
   if (s.min_tokens() > room) {

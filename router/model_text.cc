@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/bounded_json.h"
 #include "common/status.h"
 #include "model/config.h"
 #include "model/fingerprint.h"
@@ -16,6 +17,7 @@ namespace baton::router {
 namespace {
 
 constexpr uint32_t kDefaultMaxContext = 8192;
+constexpr char kNoChatTemplate[] = "NO_CHAT_TEMPLATE";
 
 class StreamText final : public ChoiceText {
  public:
@@ -42,6 +44,36 @@ class StreamText final : public ChoiceText {
   model::TextStream stream_;
   const bool include_stop_;
 };
+
+using Json = nlohmann::ordered_json;
+
+// JSON within a field.
+absl::StatusOr<Json> ParsePart(absl::string_view text, absl::string_view field, Json::value_t type) {
+  absl::StatusOr<Json> json = ParseBoundedJson(text);
+  if (!json.ok()) return InvalidField(field, json.status().message());
+  if (json->type() == type) return json;
+  return InvalidField(field, type == Json::value_t::array ? "must be a JSON array" : "must be a JSON object");
+}
+
+// As chat templates know messages: with a tool call's arguments as an object.
+absl::StatusOr<Json> MessageJson(const v1::ChatMessage& message, const std::string& field) {
+  Json json = {{"role", message.role()}, {"content", message.content()}};
+  if (!message.name().empty()) json["name"] = message.name();
+  if (!message.tool_call_id().empty()) json["tool_call_id"] = message.tool_call_id();
+  if (message.tool_calls_size() == 0) return json;
+  if (message.content().empty()) json["content"] = nullptr;
+  for (int i = 0; i < message.tool_calls_size(); ++i) {
+    const v1::ToolCall& call = message.tool_calls(i);
+    absl::StatusOr<Json> arguments = ParsePart(call.arguments().empty() ? "{}" : call.arguments(),
+                                               absl::StrCat(field, ".tool_calls[", i, "].function.arguments"),
+                                               Json::value_t::object);
+    if (!arguments.ok()) return arguments.status();
+    json["tool_calls"].push_back({{"id", call.id()},
+                                  {"type", "function"},
+                                  {"function", {{"name", call.name()}, {"arguments", *std::move(arguments)}}}});
+  }
+  return json;
+}
 
 std::string ServedName(const v1::Config& config) {
   if (config.has_served_model_name()) return config.served_model_name();
@@ -79,15 +111,18 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(const v1::Config& con
   const absl::StatusOr<absl::string_view> source = file->GetString("tokenizer.chat_template");
   if (!source.ok()) {
     text->template_error_ =
-        absl::FailedPreconditionError("this model has no chat template; send prompt instead of chat");
+        WithReason(absl::FailedPreconditionError("this model has no chat template; send prompt instead of chat"),
+                   kNoChatTemplate);
     return text;
   }
   absl::StatusOr<model::ChatTemplate> parsed = model::ChatTemplate::Parse(*source);
   if (parsed.ok()) {
     text->chat_template_ = *std::move(parsed);
+    text->chat_template_source_ = std::string(*source);
   } else {
-    text->template_error_ = absl::FailedPreconditionError(absl::StrCat(
-        "this model's chat template cannot be used (", parsed.status().message(), "); send prompt instead of chat"));
+    text->template_error_ = WithReason(absl::FailedPreconditionError(absl::StrCat(
+        "this model's chat template cannot be used (", parsed.status().message(), "); send prompt instead of chat")),
+                                       kNoChatTemplate);
   }
   return text;
 }
@@ -97,8 +132,9 @@ absl::StatusOr<std::vector<int32_t>> ModelText::Encode(absl::string_view text, b
   // A text that is too long whatever its tokens are is not worth tokenizing, which would hold up this thread.
   const size_t least_tokens = text.size() / longest_token_bytes_;
   if (least_tokens > static_cast<size_t>(limits_.max_context)) {
-    return InvalidField(field, absl::StrCat(text.size(), " bytes are at least ", least_tokens,
-                                            " tokens; the context holds ", limits_.max_context));
+    return WithReason(InvalidField(field, absl::StrCat(text.size(), " bytes are at least ", least_tokens,
+                                                       " tokens; the context holds ", limits_.max_context)),
+                      "CONTEXT_LENGTH_EXCEEDED");
   }
   model::EncodeOptions options;
   options.add_special = add_special;
@@ -109,16 +145,41 @@ absl::StatusOr<std::vector<int32_t>> ModelText::TokenizeText(absl::string_view t
   return Encode(text, add_special, "prompt");
 }
 
-absl::StatusOr<std::vector<int32_t>> ModelText::TokenizeChat(const v1::Chat& chat) const {
-  if (!chat_template_.has_value()) return template_error_;
+absl::StatusOr<model::ChatTemplateInput> ModelText::TemplateInput(const v1::Chat& chat) const {
   model::ChatTemplateInput input;
-  for (const v1::ChatMessage& message : chat.messages()) {
-    input.messages.push_back({{"role", message.role()}, {"content", message.content()}});
+  for (int i = 0; i < chat.messages_size(); ++i) {
+    absl::StatusOr<Json> message = MessageJson(chat.messages(i), absl::StrCat("chat.messages[", i, "]"));
+    if (!message.ok()) return message.status();
+    input.messages.push_back(*std::move(message));
   }
+  if (!chat.tools().empty()) {
+    absl::StatusOr<Json> tools = ParsePart(chat.tools(), "chat.tools", Json::value_t::array);
+    if (!tools.ok()) return tools.status();
+    // A template that does not look at them would drop them without a word.
+    if (!tools->empty() && !absl::StrContains(chat_template_source_, "tools")) {
+      return InvalidField("chat.tools", "this model's chat template knows no tools; send none");
+    }
+    if (!tools->empty()) input.tools = *std::move(tools);
+  }
+  if (!chat.template_arguments().empty()) {
+    absl::StatusOr<Json> extra = ParsePart(chat.template_arguments(), "chat.template_arguments", Json::value_t::object);
+    if (!extra.ok()) return extra.status();
+    input.extra = *std::move(extra);
+  }
+  input.add_generation_prompt = !chat.omit_generation_prompt();
   input.bos_token = std::string(tokenizer_->TokenText(tokenizer_->bos_id()));
   input.eos_token = std::string(tokenizer_->TokenText(tokenizer_->eos_id()));
   input.now = absl::Now();
-  const absl::StatusOr<std::string> rendered = chat_template_->Render(input);
+  return input;
+}
+
+absl::StatusOr<std::vector<int32_t>> ModelText::TokenizeChat(const v1::Chat& chat) const {
+  if (!chat_template_.has_value()) return template_error_;
+  const absl::StatusOr<model::ChatTemplateInput> input = TemplateInput(chat);
+  if (!input.ok()) return input.status();
+  const absl::StatusOr<std::string> rendered = chat_template_->Render(*input);
+  // Out of its budget is the messages' fault, not a lack of room that passes.
+  if (absl::IsResourceExhausted(rendered.status())) return InvalidField("chat.messages", rendered.status().message());
   if (!rendered.ok()) return rendered.status();
   return Encode(*rendered, /*add_special=*/false, "chat.messages");
 }

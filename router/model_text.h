@@ -30,9 +30,11 @@ class ModelText final : public TextMaker {
   const std::string& model_name() const { return limits_.model_names[0]; }
   const std::string& architecture() const { return architecture_; }
   const std::string& tokenizer_fingerprint() const { return tokenizer_fingerprint_; }
+  // Empty when the model has none that can be used.
+  const std::string& chat_template_source() const { return chat_template_source_; }
 
-  // INVALID_ARGUMENT: `text` cannot fit into max_context (found before tokenizing), is not UTF-8, or the template
-  // refuses the messages. FAILED_PRECONDITION: the model has no usable chat template.
+  // INVALID_ARGUMENT: `text` cannot fit into max_context (found before tokenizing), is not UTF-8, the template refuses the
+  // messages or knows no tools, or JSON within the chat is not what it should be. FAILED_PRECONDITION: the model has no usable chat template.
   absl::StatusOr<std::vector<int32_t>> TokenizeText(absl::string_view text, bool add_special) const;
   absl::StatusOr<std::vector<int32_t>> TokenizeChat(const v1::Chat& chat) const;
   absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::GenerateRequest& request) const;
@@ -44,6 +46,7 @@ class ModelText final : public TextMaker {
 
  private:
   ModelText() = default;
+  absl::StatusOr<model::ChatTemplateInput> TemplateInput(const v1::Chat& chat) const;
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text, bool add_special, absl::string_view field) const;
 
   ModelLimits limits_;
@@ -52,6 +55,7 @@ class ModelText final : public TextMaker {
   std::unique_ptr<const model::Tokenizer> tokenizer_;
   size_t longest_token_bytes_ = 1;
   std::optional<model::ChatTemplate> chat_template_;
+  std::string chat_template_source_;
   absl::Status template_error_;  // why chat_template_ is absent
 };
 

@@ -3,15 +3,13 @@
 #include <utility>
 
 #include "common/logging.h"
-#include "router/wire.h"
 
 namespace baton::router {
 
 std::shared_ptr<RequestDriver> RequestDriver::Create(const DriverContext* context, std::string key,
-                                                     absl::Time deadline) {
+                                                     absl::Time deadline, const MakeClient& make_client) {
   std::shared_ptr<RequestDriver> driver(new RequestDriver(context, std::move(key), deadline));
-  // The stream holds the driver until the call ends, and the driver the stream until it is gone itself.
-  driver->stream_ = Stream::Create({}, [driver] { driver->ClientGone(); });
+  driver->client_ = make_client(driver);
   return driver;
 }
 
@@ -276,7 +274,7 @@ void RequestDriver::Execute(Wait& command) {
   });
 }
 
-void RequestDriver::Execute(Send& command) { stream_->Push(ToWire(command.response)); }
+void RequestDriver::Execute(Send& command) { client_->Push(std::move(command.response)); }
 
 void RequestDriver::Execute(Finish& command) {
   prefill_hold_ = {};
@@ -291,7 +289,7 @@ void RequestDriver::Execute(Finish& command) {
   LogEnd(command.status);
   // First, so that a client that knows its request is over may use the id again.
   context_->table->End(key_, this);
-  stream_->Finish(std::move(command.status));
+  client_->Finish(std::move(command.status));
 }
 
 void RequestDriver::LogEnd(const absl::Status& status) {

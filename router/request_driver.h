@@ -1,4 +1,4 @@
-// Carries out one request's life cycle over gRPC: calls, timers, the client's stream.
+// Carries out one request's life cycle: calls to workers over gRPC, timers, the client's stream.
 //
 // Whatever happens becomes an input in a queue; whoever puts the first one in handles them all, one after another, and
 // carries out the commands. So the life cycle sees one caller at a time, commands run in order, and no lock is held
@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
-#include "common/rpc/stream_writer.h"
+#include "router/client_stream.h"
 #include "router/leg.h"
 #include "router/placement.h"
 #include "router/request_lifecycle.h"
@@ -42,18 +42,18 @@ struct DriverContext {
 // Thread contract: thread-safe.
 class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
  public:
-  using Stream = rpc::StreamWriter<grpc::ByteBuffer>;  // of v1::GenerateResponse: see wire.h
+  using MakeClient = std::function<std::unique_ptr<ClientStream>(const std::shared_ptr<RequestDriver>&)>;
 
-  // `key` names the request in the table and in logs.
-  static std::shared_ptr<RequestDriver> Create(const DriverContext* context, std::string key, absl::Time deadline);
-
-  // The stream to the client, whose reactor gRPC is given. Made with the driver; its cancellation ends the request.
-  Stream* stream() const { return stream_.get(); }
+  // `key` names the request in the table and in logs. `make_client` is called at once; the driver owns what it gives.
+  static std::shared_ptr<RequestDriver> Create(const DriverContext* context, std::string key, absl::Time deadline,
+                                               const MakeClient& make_client);
 
   // After the table has it; the deadline is watched from here on.
   void Admit(AdmittedRequest request);
   void Reject(absl::Status status);
   void Stop();
+  // The client went away (or, as gRPC tells it in the same words, the deadline passed): the request ends.
+  void ClientGone();
   // Breaks off calls to workers that outlived the request.
   void Cut();
   // Requests on that worker go elsewhere.
@@ -85,7 +85,6 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void OnPlaced(Placed& placed);
   void HandleInput(Input input);
   void NoteStream(const Input& input);
-  void ClientGone();
 
   void Execute(AskPlacement& command);
   void Execute(StartPrefill& command);
@@ -107,7 +106,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   const std::string key_;
   const uint64_t placement_id_;
   const absl::Time arrival_;
-  std::shared_ptr<Stream> stream_;
+  std::unique_ptr<ClientStream> client_;
 
   Mutex mu_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mu_);

@@ -9,6 +9,9 @@
 namespace baton::router {
 namespace {
 
+constexpr int kHttpThreads = 2;  // so that one long prompt, which is tokenized on them, does not hold up all streams
+constexpr absl::Duration kHttpGrace = absl::Seconds(2);  // for the last bytes of answers
+
 ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) {
   ClusterViewOptions options;
   options.heartbeat = absl::Milliseconds(config.heartbeat_ms());
@@ -51,7 +54,8 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       calls_(&channels_),
       context_{&table_, &placement_, &channels_, &calls_, &router_metrics_, text_.get(), clock},
-      inference_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
+      intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
+      inference_(&intake_),
       cluster_(
           &view_, &router_metrics_,
           [this] {
@@ -59,7 +63,8 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
             placement_.Changed();
           },
           [this](v1::ClusterStatus* status) { FillStatus(status); },
-          [this](const std::string& id) { return placement_.Explain(id); }) {}
+          [this](const std::string& id) { return placement_.Explain(id); }),
+      openai_({config.tool_format()}, &intake_, metrics) {}
 
 absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, Metrics* metrics, Clock* clock) {
   absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);
@@ -75,6 +80,8 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, 
 absl::Status Router::OpenHttp() {
   rpc::HttpServerOptions options;
   options.listen = config_.http();
+  options.threads = kHttpThreads;
+  options.max_connections = static_cast<int>(config_.http_max_connections());
   http_ = std::make_unique<rpc::HttpServer>(options);
   rpc::AddStandardHandlers(
       http_.get(), [this] { return metrics_->Expose(); },
@@ -83,6 +90,7 @@ absl::Status Router::OpenHttp() {
         if (view_.Ready()) return rpc::Readiness{true, "ready", 1};
         return rpc::Readiness{false, "waiting for workers", 0};
       });
+  openai_.AddHandlers(http_.get());
   return http_->Start();
 }
 
@@ -136,7 +144,7 @@ void Router::OnWorkerGone(const WorkerId& id, const std::string& why) {
 }
 
 void Router::FillStatus(v1::ClusterStatus* status) const {
-  status->set_requests_total(inference_.requests_total());
+  status->set_requests_total(intake_.requests_total());
   status->set_requests_failed(router_metrics_.requests_failed());
   status->set_requests_in_flight(static_cast<uint32_t>(table_.running()));
   status->set_model_name(text_->model_name());
@@ -170,7 +178,8 @@ void Router::CollectGauges() {
 absl::Status Router::Drain() {
   draining_ = true;
   UpdateHealth();
-  inference_.Drain();
+  intake_.Drain();
+  http_->Drain();
   LogInfo("draining", {{"in_flight", table_.running()}});
   const absl::Duration timeout = absl::Milliseconds(config_.drain_timeout_ms());
   if (table_.WaitUntilNoneRuns(timeout)) return absl::OkStatus();
@@ -179,9 +188,8 @@ absl::Status Router::Drain() {
 
 Router::~Router() {
   draining_ = true;
-  inference_.Drain();
+  intake_.Drain();
   collect_hook_.reset();
-  if (http_ != nullptr) http_->Stop();
   {
     MutexLock lock(&ticker_mu_);
     stop_ = true;
@@ -189,6 +197,7 @@ Router::~Router() {
   }
   if (ticker_.joinable()) ticker_.join();
   for (const std::shared_ptr<RequestDriver>& driver : table_.Running()) driver->Stop();
+  if (http_ != nullptr) http_->Stop(kHttpGrace);
   if (server_ != nullptr) server_->Shutdown(absl::Seconds(2));
   table_.WaitUntilGone();
   calls_.WaitUntilIdle();

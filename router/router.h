@@ -1,4 +1,4 @@
-// The router as a whole: cluster view, requests, services, health, metrics, the HTTP port.
+// The router as a whole: cluster view, requests, services, health, metrics, the HTTP door.
 #ifndef BATON_ROUTER_ROUTER_H_
 #define BATON_ROUTER_ROUTER_H_
 
@@ -16,7 +16,9 @@
 #include "common/rpc/server.h"
 #include "proto/config.pb.h"
 #include "router/cluster_service.h"
+#include "router/http/openai_door.h"
 #include "router/inference_service.h"
+#include "router/intake.h"
 #include "router/model_text.h"
 
 namespace baton::router {
@@ -63,10 +65,12 @@ class Router {
   RouterMetrics router_metrics_;
   WorkerCalls calls_;
   DriverContext context_;
+  Intake intake_;
   InferenceService inference_;
   ClusterService cluster_;
   std::shared_ptr<void> collect_hook_;
   std::atomic<bool> draining_{false};
+  http::OpenAiDoor openai_;
   std::unique_ptr<rpc::HttpServer> http_;
 
   Mutex health_mu_;  // one change of health at a time

@@ -111,7 +111,8 @@ std::vector<std::string> ByteTokens() {
 
 namespace {
 
-void AddTokenizer(int extra_vocab, GgufWriter* writer) {
+void AddTokenizer(const TinyModelOptions& options, GgufWriter* writer) {
+  const int extra_vocab = options.extra_vocab;
   constexpr int32_t kNormal = 1, kControl = 3;
   std::vector<std::string> tokens = ByteTokens(), merges;
   std::vector<int32_t> types;
@@ -136,6 +137,7 @@ void AddTokenizer(int extra_vocab, GgufWriter* writer) {
   writer->AddUint32("tokenizer.ggml.padding_token_id", 256);
   writer->AddBool("tokenizer.ggml.add_bos_token", false);
   writer->AddBool("tokenizer.ggml.add_space_prefix", false);
+  if (!options.chat_template.empty()) return writer->AddString("tokenizer.chat_template", options.chat_template);
   writer->AddString("tokenizer.chat_template",
                     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + "
                     "'<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
@@ -303,7 +305,7 @@ std::string TinyGguf(const TinyModelOptions& options) {
   const Shape s = ShapeOf(options);
   GgufWriter writer;
   AddConfig(options, s, &writer);
-  AddTokenizer(options.extra_vocab, &writer);
+  AddTokenizer(options, &writer);
   WeightAdder weights(options, &writer);
   // Logits spread by about 1.5: distributions are neither flat nor one-hot.
   const float head_scale = 1.5f / std::sqrt(static_cast<float>(s.dim));

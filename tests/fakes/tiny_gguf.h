@@ -32,6 +32,7 @@ struct TinyModelOptions {
   int extra_vocab = 21;  // merged pairs after the specials, up to 200
   bool tied_head = true;
   float rope_linear_factor = 1;
+  std::string chat_template;  // instead of the usual one, which knows no tools
 };
 
 // The file's bytes.

@@ -1,0 +1,25 @@
+// Statuses as answers that OpenAI's clients understand.
+//
+// Thread contract: plain functions.
+#ifndef BATON_ROUTER_HTTP_HTTP_ERRORS_H_
+#define BATON_ROUTER_HTTP_HTTP_ERRORS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/rpc/http_message.h"
+
+namespace baton::router::http {
+
+// Before the first byte of an answer: HTTP status and body, fields under OpenAI's names, Retry-After and x-should-retry.
+rpc::HttpResponse ErrorResponse(const absl::Status& status);
+
+// Within a stream: {"error":{"message":...,"type":...,"param":null,"code":503}}.
+std::string StreamError(const absl::Status& status);
+
+// 400, 404, 429, ... as the table in common/status.h.
+int HttpCodeOf(const absl::Status& status);
+
+}  // namespace baton::router::http
+
+#endif  // BATON_ROUTER_HTTP_HTTP_ERRORS_H_

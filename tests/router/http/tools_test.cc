@@ -1,0 +1,115 @@
+// Tools through the door: rendered by the template, found in the output, streamed as deltas.
+#include "tests/router/http/http_fixture.h"
+
+namespace baton::router {
+namespace {
+
+using fakes::Script;
+using fakes::ScriptedWorker;
+
+constexpr char kTemplate[] =
+    "{% if tools %}Tools:{% for tool in tools %} {{ tool.function.name }}{{ tool | tojson }}{% endfor %} <tool_call>\n"
+    "{% endif %}{% for m in messages %}{{ m.role }}: {% if m.content is not none %}{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}\n{% endfor %}";
+
+class ToolsTest : public HttpFixture {
+ protected:
+  void SetUp() override {
+    HttpFixture::SetUp();
+    ASSERT_TRUE(fakes::WriteTinyGguf({.context_length = 2048, .chat_template = kTemplate}, model_path_).ok());
+    StartRouter();
+  }
+  void AddPair(const std::string& output) {
+    Script script;
+    script.texts = {output};
+    prefill_ = AddWorker("p0", "prefill", script);
+    AddWorker("d0", "decode", script);
+    max_tokens_ = static_cast<int>(output.size());
+  }
+  HttpReply Ask(Json body) {
+    body["max_tokens"] = max_tokens_;
+    if (!body.contains("tools")) {
+      body["tools"] = Json::parse(R"([{"type":"function","function":{"name":"f","parameters":{"z":1,"a":2}}}])");
+    }
+    return Chat(body);
+  }
+  std::string Prompt() {
+    const auto& ids = prefill_->prefills().back().prompt_token_ids();
+    return Parse(Post("/detokenize", Json{{"tokens", std::vector<int32_t>(ids.begin(), ids.end())}}.dump()))["prompt"];
+  }
+  ScriptedWorker* prefill_ = nullptr;
+  int max_tokens_ = 0;
+};
+
+constexpr char kCall[] = "Well.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+
+TEST_F(ToolsTest, InOnePiece) {
+  AddPair(kCall);
+  const Json choice = Parse(Ask({}))["choices"][0];
+  EXPECT_EQ(choice["message"]["content"], "Well.");
+  ASSERT_EQ(choice["message"]["tool_calls"].size(), 1u);
+  const Json& call = choice["message"]["tool_calls"][0];
+  EXPECT_EQ(call["type"], "function");
+  EXPECT_EQ(call["id"].get<std::string>().substr(0, 5), "call_");
+  EXPECT_EQ(call["function"], (Json{{"name", "f"}, {"arguments", "{\"x\": 1}"}}));
+  EXPECT_FALSE(call.contains("index"));
+  EXPECT_EQ(Prompt(),
+            "Tools: f{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"z\": 1, \"a\": 2}}} "
+            "<tool_call>\nuser: hello\n");
+}
+
+TEST_F(ToolsTest, AsAStream) {
+  AddPair(kCall);
+  std::string content, arguments, name, id, finish;
+  for (const Json& event : Events(Ask({{"stream", true}}))) {
+    const Json& choice = event["choices"][0];
+    content += choice["delta"].value("content", "");
+    for (const Json& call : choice["delta"].value("tool_calls", Json::array())) {
+      EXPECT_EQ(call["index"], 0);
+      if (call.contains("id")) {
+        EXPECT_EQ(id, "");
+        id = call["id"];
+        name = call["function"]["name"];
+      }
+      arguments += call["function"]["arguments"].get<std::string>();
+    }
+    if (!choice["finish_reason"].is_null()) finish = choice["finish_reason"];
+  }
+  EXPECT_EQ(content, "Well.");
+  EXPECT_EQ(name, "f");
+  EXPECT_EQ(arguments, "{\"x\": 1}");
+  EXPECT_EQ(finish, "length") << "max_tokens ended it";
+}
+
+TEST_F(ToolsTest, ACallThatTheModelEndsHasItsFinishReason) {
+  AddPair(std::string(kCall) + "!rest");
+  EXPECT_EQ(Parse(Ask({{"stop", "!"}}))["choices"][0]["finish_reason"], "tool_calls");
+}
+
+TEST_F(ToolsTest, ChoiceNoneShowsAndFindsNone) {
+  AddPair(kCall);
+  const Json choice = Parse(Ask({{"tool_choice", "none"}}))["choices"][0];
+  EXPECT_EQ(choice["message"]["content"], kCall);
+  EXPECT_FALSE(choice["message"].contains("tool_calls"));
+  EXPECT_EQ(Prompt(), "user: hello\n");
+}
+
+TEST_F(ToolsTest, OnlyOneCallWhenAskedFor) {
+  const std::string one = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+  AddPair(one + one);
+  EXPECT_EQ(Parse(Ask({}))["choices"][0]["message"]["tool_calls"].size(), 2u);
+  EXPECT_EQ(Parse(Ask({{"parallel_tool_calls", false}}))["choices"][0]["message"]["tool_calls"].size(), 1u);
+}
+
+TEST_F(ToolsTest, AnswersOfToolsAreRendered) {
+  AddPair("ok");
+  const Json messages = Json::parse(
+      R"([{"role":"user","content":"q"},
+          {"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":[2]}"}}]},
+          {"role":"tool","tool_call_id":"c1","content":"42"}])");
+  EXPECT_EQ(Ask({{"messages", messages}, {"tools", Json::array()}}).status, 200);
+  EXPECT_EQ(Prompt(), "user: q\nassistant: [f {\"b\": 1, \"a\": [2]}]\ntool: 42\n");
+}
+
+}  // namespace
+}  // namespace baton::router
