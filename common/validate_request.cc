@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status.h"
@@ -176,18 +175,6 @@ absl::Status CheckChat(const v1::Chat& chat) {
   return absl::OkStatus();
 }
 
-absl::Status CheckCacheSalt(const std::string& salt) {
-  if (salt.size() > kMaxCacheSaltBytes) {
-    return InvalidField("cache_salt", absl::StrCat(salt.size(), " bytes; at most ", kMaxCacheSaltBytes));
-  }
-  for (const char c : salt) {
-    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-') {
-      return InvalidField("cache_salt", "has a character other than A-Z a-z 0-9 _ -");
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckInput(const v1::GenerateRequest& request, const ModelLimits& limits) {
   switch (request.input_case()) {
     case v1::GenerateRequest::kPrompt:
@@ -269,7 +256,6 @@ absl::Status ValidateGenerateRequest(const v1::GenerateRequest& request, const M
   if (absl::Status s = CheckRequestId(request.request_id()); !s.ok()) return s;
   if (absl::Status s = CheckModel(request.model(), limits); !s.ok()) return s;
   if (absl::Status s = CheckInput(request, limits); !s.ok()) return s;
-  if (absl::Status s = CheckCacheSalt(request.cache_salt()); !s.ok()) return s;
   return ValidateSamplingParams(request.sampling(), limits);
 }
 

@@ -26,7 +26,6 @@ inline constexpr size_t kMaxRequestIdBytes = 128;
 inline constexpr int kMaxToolCalls = 128;  // of one message
 inline constexpr size_t kMaxToolsBytes = 256 << 10;
 inline constexpr size_t kMaxTemplateArgumentsBytes = 16 << 10;
-inline constexpr size_t kMaxCacheSaltBytes = 64;
 
 struct ModelLimits {
   int vocab_size = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/logging.h"
+#include "router/vllm_metrics.h"
 
 namespace baton::router {
 namespace {
@@ -158,15 +159,19 @@ void Router::CollectGauges() {
       count[{role, state}] = 0;
     }
   }
-  for (const WorkerSnapshot& worker : view_.Snapshot()) ++count[{worker.role, worker.state}];
+  const std::vector<WorkerSnapshot> workers = view_.Snapshot();
+  for (const WorkerSnapshot& worker : workers) ++count[{worker.role, worker.state}];
   const QueueState queue = placement_.queue();
+  uint64_t queued = 0;
   for (size_t i = 0; i < kNumPriorities; ++i) {
     metrics_
         ->Gauge("baton_router_queued_requests", "Requests that wait in the router for room or for a worker",
                 {{"class", std::string(Name(static_cast<Priority>(i)))}})
         .Set(static_cast<double>(queue.requests[i]));
+    queued += queue.requests[i];
   }
   metrics_->Gauge("baton_router_queued_tokens", "Their prompt tokens").Set(static_cast<double>(queue.tokens));
+  VllmMetrics(metrics_, {{"model_name", text_->model_name()}, {"engine", "0"}}).Collect(workers, queued);
   for (const auto& [key, number] : count) {
     metrics_
         ->Gauge("baton_workers", "Workers the router knows",

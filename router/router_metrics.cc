@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "router/vllm_metrics.h"
 
 namespace baton::router {
 namespace {
@@ -72,6 +73,7 @@ RouterMetrics::RouterMetrics(Metrics* metrics, std::string model_name, const std
   metrics
       ->Gauge("baton_model_info", "1; the model is in the labels", {{"model", model_name}, {"tokenizer", fingerprint}})
       .Set(1);
+  VllmMetrics(metrics, vllm_labels_);
   Retries(absl::StatusCode::kUnavailable);  // there before the first, so that a rate sees it
 }
 
@@ -83,6 +85,7 @@ void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats,
       .Increment();
   total_.Observe(S(stats.total));
   vllm_e2e_.Observe(S(stats.total));
+  VllmMetrics(metrics_, vllm_labels_).Ended(status, stats);
   prompt_tokens_.Increment(stats.prompt_tokens);
   vllm_prompt_tokens_.Increment(stats.prompt_tokens);
   cached_tokens_.Increment(stats.cached_tokens);

@@ -98,7 +98,7 @@ void RefuseConstraints(JsonFields* fields) {
 void RefuseUnsupported(JsonFields* fields) {
   RefuseConstraints(fields);
   for (const char* name : {"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "logits_processors",
-                           "prompt_embeds", "chat_template", "audio", "functions", "function_call"}) {
+                           "prompt_embeds", "cache_salt", "chat_template", "audio", "functions", "function_call"}) {
     if (fields->Find(name) != nullptr) fields->Fail(name, "is not supported; leave it out");
   }
   for (const char* name : {"use_beam_search", "continue_final_message", "return_tokens_as_token_ids"}) {
@@ -116,7 +116,6 @@ void RefuseUnsupported(JsonFields* fields) {
 
 void ReadCommon(JsonFields* fields, OpenAiRequest* request, v1::GenerateRequest* prompt) {
   if (const auto model = fields->String("model")) prompt->set_model(*model);
-  if (const auto salt = fields->String("cache_salt")) prompt->set_cache_salt(*salt);
   ReadSampling(fields, prompt->mutable_sampling());
   ReadStream(fields, request);
   request->n = prompt->sampling().has_n() ? prompt->sampling().n() : 1;

@@ -38,6 +38,7 @@ Generation::Generation(OpenAiRequest request, Options options, Intake* intake,
   head_.logprobs = request_.logprobs;
   head_.token_ids = request_.return_token_ids;
   drivers_.resize(request_.prompts.size());
+  ended_.resize(request_.prompts.size());
   usage_.resize(request_.prompts.size());
   for (size_t i = 0; i < request_.prompts.size() * static_cast<size_t>(request_.n); ++i) {
     choices_.emplace_back(request_.chat);
@@ -63,17 +64,19 @@ void Generation::Run() {
     }
     absl::StatusOr<v1::GenerateRequest> request = request_.prompts[i];
     request->set_request_id(request_.prompts.size() == 1 ? options_.id : absl::StrCat(options_.id, "-", i));
-    intake_->Generate(request, absl::InfiniteFuture(), [&self, i](const std::shared_ptr<RequestDriver>& driver) {
-      MutexLock lock(&self->mu_);
-      self->drivers_[i] = driver;
+    std::shared_ptr<RequestDriver> driver;
+    intake_->Generate(request, absl::InfiniteFuture(), [&](const std::shared_ptr<RequestDriver>& made) {
+      driver = made;
       return std::make_unique<PromptStream>(self, i);
     });
-    std::shared_ptr<RequestDriver> late;
+    // Only now may another prompt's failure end it: before, it is not in the router's table.
+    bool late;
     {
       MutexLock lock(&mu_);
-      if (over_) late = drivers_[i];  // nobody told it
+      late = over_;
+      if (!late && !ended_[i]) drivers_[i] = driver;
     }
-    if (late != nullptr) late->ClientGone();
+    if (late) driver->ClientGone();  // nobody told it; one that has ended does not mind
   }
 }
 
@@ -97,6 +100,7 @@ void Generation::OnFinish(size_t prompt, const absl::Status& status) {
   {
     MutexLock lock(&mu_);
     own = std::exchange(drivers_[prompt], nullptr);
+    ended_[prompt] = true;
     if (over_) return;
     if (!status.ok()) {
       over_ = true;

@@ -85,6 +85,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   Mutex mu_;
   std::vector<std::shared_ptr<RequestDriver>> drivers_ ABSL_GUARDED_BY(mu_);  // null: not started, or over
+  std::vector<bool> ended_ ABSL_GUARDED_BY(mu_);                              // by prompt: its driver is done
   std::vector<Choice> choices_ ABSL_GUARDED_BY(mu_);                          // prompt * n + choice
   std::vector<v1::Usage> usage_ ABSL_GUARDED_BY(mu_);                         // of each prompt
   size_t finished_ ABSL_GUARDED_BY(mu_) = 0;                                  // prompts

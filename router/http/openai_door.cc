@@ -162,7 +162,8 @@ rpc::HttpResponse OpenAiDoor::Post(const std::string& path, Answer answer, const
 
 rpc::HttpResponse OpenAiDoor::Models() const {
   Json list = {{"object", "list"}, {"data", Json::array()}};
-  for (const v1::Model& model : intake_->ListModels().models()) {
+  const v1::ListModelsResponse models = intake_->ListModels();
+  for (const v1::Model& model : models.models()) {
     list["data"].push_back({{"id", model.name()},
                             {"object", "model"},
                             {"created", absl::ToUnixSeconds(intake_->started())},

@@ -48,8 +48,7 @@ Json CommonFields() {
           {"ignore_eos", Boolean()},
           {"include_stop_str_in_output", Boolean()},
           {"logit_bias", {{"type", {"object", "null"}}, {"additionalProperties", Number(-100, 100)}}},
-          {"return_token_ids", Boolean()},
-          {"cache_salt", {{"type", {"string", "null"}}, {"pattern", "^[A-Za-z0-9_-]{0,64}$"}}}};
+          {"return_token_ids", Boolean()}};
 }
 
 Json ObjectOf(Json properties, std::vector<std::string> required) {

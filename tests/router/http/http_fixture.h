@@ -17,6 +17,10 @@ using testing::RawHttp;
 
 class HttpFixture : public RouterFixture {
  protected:
+  void SetUp() override {
+    RouterFixture::SetUp();
+    config_.set_http_max_connections(100);
+  }
   int port() const {
     const std::string& address = router_->http_address();
     return std::atoi(address.c_str() + address.rfind(':') + 1);

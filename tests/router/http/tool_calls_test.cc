@@ -58,7 +58,7 @@ TEST(ToolCallsTest, Hermes) {
 </tool_call>)", R"(|f({"x": [1, {"y": "}\"]"}], "z": null}))"},
       {"Let me see.\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{\"a\":1}}</tool_call>",
        "Let me see.|f({})g({\"a\":1})"},
-      {"<tool_call>{\"arguments\":{\"a\":1},\"name\":\"f\"}</tool_call> done", "done|f({\"a\":1})"},
+      {"<tool_call>{\"arguments\":{\"a\":1},\"name\":\"f\"}</tool_call> done", " done|f({\"a\":1})"},
       {"<tool_call>{\"name\":\"unknown\",\"arguments\":{}}</tool_call>", "|unknown({})"},
       {"<tool_call>{\"name\":\"f\"}</tool_call>", "|f({})"},
       {"<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}</tool_call>", "|f({\"a\": 1})"},
@@ -78,7 +78,7 @@ TEST(ToolCallsTest, Llama3) {
       {R"({"name": "f", "parameters": {}}; {"name": "g", "parameters": {"b": 2}})", R"(|f({})g({"b": 2}))"},
       {R"({"name": "Alice", "parameters": {"age": 3}})", R"({"name": "Alice", "parameters": {"age": 3}}|)"},
       {R"({"name": "f", "age": 3} is a person)", R"({"name": "f", "age": 3} is a person|)"},
-      {R"(  {"answer": 42})", R"({"answer": 42}|)"},
+      {R"(  {"answer": 42})", R"(  {"answer": 42}|)"},
       {"[1, 2]", "[1, 2]|"},
       {"<|python", "<|python|"},
   });

@@ -1,0 +1,39 @@
+// Starts a cluster of the packaged model and runs the real openai client against its HTTP door.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+
+namespace baton::e2e {
+namespace {
+
+TEST(ConformanceTest, OpenAiClient) {
+  const char* cache = getenv("BATON_CACHE");
+  const std::string packages = absl::StrCat(
+      cache != nullptr ? std::string(cache) : absl::StrCat(getenv("HOME"), "/.cache/baton"), "/python/openai");
+  struct stat info;
+  ASSERT_EQ(stat((packages + "/openai").c_str(), &info), 0) << packages << " is missing; run scripts/setup --tests";
+  auto cluster = Cluster::Start({.model = SmolLm2(), .flags = {"--kv-memory-mib=256"}});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  auto empty = Cluster::Start({.model = SmolLm2(), .prefill = 0, .decode = 0, .router_flags = {"--queue-timeout-ms=0"}});
+  ASSERT_TRUE(empty.ok()) << empty.status();
+  setenv("BATON_URL", absl::StrCat("http://", (*cluster)->router_http()).c_str(), 1);
+  setenv("BATON_EMPTY_URL", absl::StrCat("http://", (*empty)->router_http()).c_str(), 1);
+  setenv("PYTHONPATH", packages.c_str(), 1);
+  setenv("BATON_README", "README.md", 1);
+  for (const char* proxy : {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"}) {
+    unsetenv(proxy);
+  }
+  auto client = Process::Start({"/usr/bin/python3", "-sB", "tests/conformance/openai_client.py"});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto exit_code = (*client)->WaitExit(absl::Minutes(10));
+  ASSERT_TRUE(exit_code.ok()) << exit_code.status() << (*client)->stderr_text();
+  EXPECT_EQ(*exit_code, 0) << (*client)->stdout_text() << (*client)->stderr_text();
+  const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
+  EXPECT_TRUE(quiet.ok()) << quiet;
+}
+
+}  // namespace
+}  // namespace baton::e2e
