@@ -57,6 +57,25 @@ class Models(unittest.TestCase):
         self.assertEqual(caught.exception.code, "model_not_found")
 
 
+class Metrics(unittest.TestCase):
+    def test_the_names_dashboards_look_for(self):
+        prompts, hits = metric(URL, "vllm:prefix_cache_queries_total"), metric(URL, "vllm:prefix_cache_hits_total")
+        answer = chat(max_tokens=3)
+        self.assertEqual(metric(URL, "vllm:prefix_cache_queries_total") - prompts, answer.usage.prompt_tokens)
+        self.assertEqual(metric(URL, "vllm:prefix_cache_hits_total") - hits,
+                         answer.usage.prompt_tokens_details.cached_tokens)
+        with urllib.request.urlopen(URL + "/metrics", timeout=60) as response:
+            text = response.read().decode()
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total",
+                     "time_to_first_token_seconds_count", "inter_token_latency_seconds_count",
+                     "e2e_request_latency_seconds_count", "request_queue_time_seconds_count",
+                     "request_prefill_time_seconds_count", "request_decode_time_seconds_count",
+                     "request_inference_time_seconds_count", "request_time_per_output_token_seconds_count",
+                     "request_prompt_tokens_count", "request_generation_tokens_count", "prompt_tokens_total",
+                     "generation_tokens_total", "request_success_total"):
+            self.assertIn("\nvllm:%s{" % name, text)
+
+
 class Chat(unittest.TestCase):
     def test_one_piece(self):
         first, second = chat(extra_body=IDS), chat()
