@@ -347,7 +347,8 @@ TEST_F(OpenAiTest, ManyClientsAtOnceEachGetTheirOwn) {
             text[event["choices"][0]["index"]] += event["choices"][0]["text"].get<std::string>();
           }
         } else {
-          for (const Json& choice : Parse(reply)["choices"]) text[choice["index"]] = choice["text"].get<std::string>();
+          const Json answer = Parse(reply);
+          for (const Json& choice : answer["choices"]) text[choice["index"]] = choice["text"].get<std::string>();
         }
         good += text == std::map<int, std::string>{{0, "first "}, {1, "second "}};
       }
