@@ -45,6 +45,12 @@ class CpuBackend final : public Backend {
     int kv_head;
     int head_begin, head_end;  // within the KV head's group
     int row_begin, row_end;    // within the chunk
+    int only_piece = -1;       // of the context; -1: all of it
+    int64_t record = 0;        // the first of its query heads' records, if one piece
+  };
+  struct AttentionMerge {
+    AttentionUnit unit;
+    int num_pieces;
   };
 
   // Calls fn(begin, end, thread) over pieces of [0, n), in parallel when `work` (about nanoseconds) is worth it.
@@ -53,9 +59,9 @@ class CpuBackend final : public Backend {
   // Row r at x + r * x_stride, for all rows.
   void Quantize(const float* x, int64_t x_stride, int m, int64_t cols);
   void RoundToBf16(const float* x, int64_t x_stride, int m, int64_t cols);
-  void PlanAttention(std::span<const SequenceChunk> chunks, int num_kv_heads, int group);
-  void RunAttentionUnit(const AttentionUnit& unit, const AttentionArgs& common, int group, const KvLayout& layout,
-                        int layer, float* scratch) const;
+  void PlanAttention(std::span<const SequenceChunk> chunks, int num_kv_heads, int group, int sliding_window);
+  AttentionArgs ArgsOf(const AttentionUnit& unit, const AttentionArgs& common, int group, const KvLayout& layout,
+                       int layer);
 
   const KernelTable& kernels_;
   const NumericsClass numerics_;
@@ -68,6 +74,9 @@ class CpuBackend final : public Backend {
   AlignedBuffer<uint8_t> rounded_memory_;
   AlignedBuffer<uint8_t> matmul_scratch_;  // one piece per thread
   std::vector<AttentionUnit> units_;
+  std::vector<AttentionMerge> merges_;
+  int64_t num_attention_records_ = 0;
+  AlignedBuffer<float> attention_records_;
   AlignedBuffer<float> attention_scratch_;  // one piece per thread
 };
 

@@ -25,6 +25,26 @@ BATON_INLINE VF Exp(VF x) {
   return SelectLess(x, low, Zero(), SelectLess(high, x, Set1(__builtin_inff()), result));
 }
 
+// The same bits for x that is not above 0 (or NaN), with fewer steps.
+BATON_INLINE VF ExpNotPositive(VF x) {
+  const VF magic = Set1(12582912.0f), low = Set1(-86.5f);
+  const VF clamped = Max(low, x);  // NaN stays
+  const VF shifted = Fma(clamped, Set1(1.44269504f), magic);
+  const VF n = Sub(shifted, magic);
+  VF r = Fma(n, Set1(-0.693145752f), clamped);
+  r = Fma(n, Set1(-1.42860677e-6f), r);
+  VF p = Set1(1.0f / 5040);
+  p = Fma(p, r, Set1(1.0f / 720));
+  p = Fma(p, r, Set1(1.0f / 120));
+  p = Fma(p, r, Set1(1.0f / 24));
+  p = Fma(p, r, Set1(1.0f / 6));
+  p = Fma(p, r, Set1(0.5f));
+  p = Fma(p, r, Set1(1.0f));
+  p = Fma(p, r, Set1(1.0f));
+  const VF scale = FromBits(ShiftLeft23(AddI(Bits(shifted), Set1I(127))));  // 2^n, n in [-125, 0]
+  return SelectLess(x, low, Zero(), Mul(p, scale));
+}
+
 // 1 / (1 + e^-x)
 BATON_INLINE VF Sigmoid(VF x) {
   const VF one = Set1(1.0f);

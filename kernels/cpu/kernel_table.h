@@ -72,17 +72,24 @@ struct AttentionArgs {
   int sliding_window = 0;
   float logit_softcap = 0;
   float* scratch = nullptr;  // AttentionScratchFloats(...) floats, 64-byte aligned
+  // Not negative: only the piece of keys that starts there, whose result goes to piece_records instead of `out`, a record
+  // of AttentionRecordFloats for each query. All queries see something of it.
+  int only_piece = -1;
+  float* piece_records = nullptr;
 };
 
-inline constexpr int kKeyTile = 32;              // keys; tiles start at multiples of it
-inline constexpr int kMaxAttentionQueries = 64;  // rows x heads of one call
+inline constexpr int kKeyTile = 64;               // keys; tiles start at multiples of it
+inline constexpr int kKeyPiece = 512;             // keys; pieces are computed on their own, then merged
+inline constexpr int kMaxAttentionQueries = 128;  // rows x heads of one call
 
 inline int64_t PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
-// K transposed, V, queries, outputs, probabilities, sums.
+// K transposed, V, weights of at most 8 queries; then queries, and outputs, sums and maxima of a piece and of all.
 inline int64_t AttentionScratchFloats(int head_dim) {
-  return PaddedHeadDim(head_dim) * (2 * kKeyTile + 2 * kMaxAttentionQueries) +
-         kMaxAttentionQueries * (kKeyTile + 16 + 16);
+  return PaddedHeadDim(head_dim) * (2 * kKeyTile + 3 * kMaxAttentionQueries) + 8 * kKeyTile +
+         2 * kMaxAttentionQueries * (16 + 1);
 }
+// Output, sums, maximum; a multiple of a cache line.
+inline int64_t AttentionRecordFloats(int head_dim) { return PaddedHeadDim(head_dim) + 32; }
 
 struct KernelTable {
   const char* name;
@@ -91,6 +98,7 @@ struct KernelTable {
   int64_t rounded_pair_bytes;
   void (*matmul[kNumMatMulKernels])(const MatMulArgs& args, int64_t panel_begin, int64_t panel_end);  // by PackedLayout
   void (*attention)(const AttentionArgs& args);
+  void (*merge_attention)(const AttentionArgs& args, int num_pieces);  // of piece_records, into `out`
   void (*rms_norm)(const float* x, int dim, const float* weight, float epsilon, float* y);
   void (*rope)(float* x, int num_heads, int head_dim, const float* cos, const float* sin, int rope_dim,
                RopeStyle style);

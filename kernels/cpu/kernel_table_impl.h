@@ -18,6 +18,7 @@ static KernelTable MakeTable(const char* name) {
   t.rounded_pair_bytes = kPairBytes;
   t.matmul[kBf16DotLayout] = Bf16MatMul;
   t.attention = AttentionHead;
+  t.merge_attention = MergeRecords;
   t.rms_norm = RmsNormRow;
   t.rope = RopeRow;
   t.gated = Gated;

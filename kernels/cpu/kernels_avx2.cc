@@ -15,8 +15,9 @@ constexpr int kTilePanels = 1;
 constexpr int kSumRows = 4;
 constexpr bool kExpandsNibbles = false;  // vpmaddubsw takes 4-bit codes more cheaply
 constexpr int kFloatAccumulators = 4;
-constexpr int kScoreRows = 2;
-constexpr int kValueRows = 2;
+constexpr int kScoreRows = 3;  // queries, times vectors of keys, whose scores are registers
+constexpr int kScoreVectors = 2;
+constexpr int kValueRows = 3;  // the same for outputs
 constexpr int kValueVectors = 2;
 
 // Each needs the one before.

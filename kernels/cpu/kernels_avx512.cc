@@ -15,8 +15,9 @@ constexpr int kTilePanels = 2;  // each activation that is broadcast serves so m
 constexpr int kSumRows = 4;      // rows whose integer sums are in registers at once
 constexpr bool kExpandsNibbles = true;
 constexpr int kFloatAccumulators = 16;
-constexpr int kScoreRows = 8;
-constexpr int kValueRows = 4;
+constexpr int kScoreRows = 6;  // queries, times vectors of keys, whose scores are registers
+constexpr int kScoreVectors = 4;
+constexpr int kValueRows = 6;  // the same for outputs
 constexpr int kValueVectors = 4;
 
 // Each needs the one before.

@@ -15,8 +15,9 @@ constexpr int kTilePanels = 1;
 constexpr int kSumRows = 4;
 constexpr bool kExpandsNibbles = true;
 constexpr int kFloatAccumulators = 4;
-constexpr int kScoreRows = 4;
-constexpr int kValueRows = 2;
+constexpr int kScoreRows = 1;  // queries, times vectors of keys, whose scores are registers
+constexpr int kScoreVectors = 1;
+constexpr int kValueRows = 1;  // the same for outputs
 constexpr int kValueVectors = 1;
 
 // Each needs the one before.

@@ -234,6 +234,16 @@ BATON_INLINE void Transpose16(VF* m) {
   for (int i = 0; i < 8; ++i) m[i + 8].hi = out[i];
 }
 
+// 16 rows of 32 halves at rows[i] + offset (zeros where null), transposed: column c, as floats, at out + c * stride.
+BATON_INLINE void TransposeHalves(const std::byte* const* rows, size_t offset, float* out, int64_t stride) {
+  for (int c = 0; c < 32; c += 16) {
+    VF m[16];
+    for (int i = 0; i < 16; ++i) m[i] = rows[i] == nullptr ? Zero() : LoadHalf(rows[i] + offset + 2 * c);
+    Transpose16(m);
+    for (int i = 0; i < 16; ++i) Store(out + (c + i) * stride, m[i]);
+  }
+}
+
 }  // namespace baton::kernels::cpu::avx2
 
 #endif  // BATON_KERNELS_CPU_VEC_AVX2_H_

@@ -167,6 +167,28 @@ BATON_INLINE void Transpose16(VF* m) {
   for (int i = 0; i < 16; ++i) m[i] = t[i];
 }
 
+// 16 rows of 32 halves at rows[i] + offset (zeros where null), transposed: column c, as floats, at out + c * stride.
+BATON_INLINE void TransposeHalves(const std::byte* const* rows, size_t offset, float* out, int64_t stride) {
+  VF m[16];  // pairs of halves as one element: half the shuffles
+  for (int i = 0; i < 16; ++i) {
+    m[i] = rows[i] == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(rows[i] + offset);
+  }
+  Transpose16(m);
+  alignas(64) uint16_t halves[16][32];
+  alignas(64) static constexpr uint16_t kEvenThenOdd[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                            1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  const VI index = _mm512_load_si512(kEvenThenOdd);
+  for (int i = 0; i < 16; ++i) {
+    _mm512_store_si512(halves[i], _mm512_permutexvar_epi16(index, _mm512_castps_si512(m[i])));
+  }
+  // Through memory on purpose: converting a loaded half needs no shuffle, and shuffles are what limits this.
+  __asm__ volatile("" : : "r"(halves) : "memory");
+  for (int i = 0; i < 16; ++i) {
+    _mm512_storeu_ps(out + 2 * i * stride, LoadHalf(halves[i]));
+    _mm512_storeu_ps(out + (2 * i + 1) * stride, LoadHalf(halves[i] + 16));
+  }
+}
+
 }  // namespace baton::kernels::cpu::avx512
 
 #endif  // BATON_KERNELS_CPU_VEC_AVX512_H_

@@ -183,6 +183,15 @@ BATON_INLINE void Transpose16(VF* m) {
   }
 }
 
+// 16 rows of 32 halves at rows[i] + offset (zeros where null), transposed: column c, as floats, at out + c * stride.
+BATON_INLINE void TransposeHalves(const std::byte* const* rows, size_t offset, float* out, int64_t stride) {
+  for (int i = 0; i < 16; ++i) {
+    uint16_t halves[32] = {};
+    if (rows[i] != nullptr) memcpy(halves, rows[i] + offset, sizeof halves);
+    for (int c = 0; c < 32; ++c) out[c * stride + i] = HalfToFloat(halves[c]);
+  }
+}
+
 }  // namespace baton::kernels::cpu::scalar
 // clang-format on
 

@@ -115,6 +115,8 @@ const Case kCases[] = {
     {"plain", 2, 2, 128, 32, 67, DType::kF32},
     {"odd", 6, 2, 40, 5, 101, DType::kF16, 17},
     {"wide_group", 71, 1, 16, 16, 40},
+    {"pieces", 3, 1, 16, 16, 1060},
+    {"piece_window", 2, 1, 16, 16, 740, DType::kF16, 300},
     {"one_block", 4, 4, 80, 64, 50, DType::kBF16},
 };
 
