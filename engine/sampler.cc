@@ -15,6 +15,7 @@ namespace baton::engine {
 namespace {
 
 constexpr double kNegligible = -50.0;
+constexpr int kFewCandidates = 1024;  // up to which a heap of them beats weighing the whole vocabulary
 
 // Index of the first logit that is not finite, or -1.
 int64_t FirstNonFinite(std::span<const float> logits) {
@@ -28,6 +29,24 @@ int64_t FirstNonFinite(std::span<const float> logits) {
   return -1;
 }
 
+// The largest of finite (or masked, -inf) values and its lowest index. As integers of the same order, which the compiler
+// compares several at a time; -0 counts as 0.
+struct Largest {
+  float value;
+  int32_t index;
+};
+Largest FindLargest(std::span<const float> values) {
+  int32_t best = std::numeric_limits<int32_t>::min();
+  for (float value : values) {
+    const int32_t bits = std::bit_cast<int32_t>(value + 0.0f);
+    const int32_t ordered = bits ^ ((bits >> 31) & 0x7fffffff);
+    best = ordered > best ? ordered : best;
+  }
+  const float value = std::bit_cast<float>(best ^ ((best >> 31) & 0x7fffffff));
+  const auto first = std::find(values.begin(), values.end(), value);
+  return {*first, static_cast<int32_t>(first - values.begin())};
+}
+
 // A user's extreme bias or penalty must not make an infinity, which means "masked".
 float Finite(double v) { return static_cast<float>(std::clamp(v, -double{FLT_MAX}, double{FLT_MAX})); }
 
@@ -39,15 +58,16 @@ double ExpNonPositive(double x) {
   constexpr double kLog2E = 0x1.71547652b82fep0;
   constexpr double kLn2High = 0x1.62e42fefa3800p-1;  // low bits zero, so that k * kLn2High is exact
   constexpr double kLn2Low = 0x1.ef35793c76730p-45;
-  constexpr double kRound = 0x1.8p52;
-  const double k = (x * kLog2E + kRound) - kRound;
+  constexpr double kRound = 0x1.8p52;  // adding it rounds to an integer, which the low bits then hold
+  const double shifted = x * kLog2E + kRound;
+  const double k = shifted - kRound;
   const double r = (x - k * kLn2High) - k * kLn2Low;
   double p = 1.0 / 6227020800.0;
   for (double c : {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
                    1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0}) {
     p = p * r + c;
   }
-  return p * std::bit_cast<double>(static_cast<uint64_t>(1023 + static_cast<int64_t>(k)) << 52);
+  return p * std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) + 1023) << 52);
 }
 
 Sampler::Sampler(int vocab_size) : vocab_size_(vocab_size), adjusted_(vocab_size) { kept_.reserve(vocab_size); }
@@ -103,9 +123,9 @@ absl::Status Sampler::Adjust(std::span<const float> logits, const SampleContext&
     if (!params.ignore_eos) std::ranges::for_each(context.eos_token_ids, mask);
     std::ranges::for_each(params.stop_token_ids, mask);
   }
-  const auto best = std::max_element(adjusted_.begin(), adjusted_.end());  // the first of equals
-  argmax_ = static_cast<int32_t>(best - adjusted_.begin());
-  max_ = *best;
+  const Largest largest = FindLargest(adjusted_);
+  argmax_ = largest.index;
+  max_ = largest.value;
   if (std::isinf(max_)) {
     return absl::InternalError("min_tokens masks every token of the vocabulary: give fewer stop_token_ids");
   }
@@ -114,6 +134,20 @@ absl::Status Sampler::Adjust(std::span<const float> logits, const SampleContext&
 
 void Sampler::KeepDownTo(const Candidate& last) {
   std::erase_if(kept_, [&](const Candidate& c) { return Larger(last, c); });
+}
+
+void Sampler::FindTopK(int k) {
+  scratch_.clear();
+  for (int32_t id = 0; id < k; ++id) scratch_.push_back({adjusted_[id], id, 0});
+  std::make_heap(scratch_.begin(), scratch_.end(), Larger);  // the smallest in front
+  for (int32_t id = k; id < vocab_size_; ++id) {
+    // Of equals the lower id is larger, and it is in already.
+    if (adjusted_[id] <= scratch_.front().logit) continue;
+    std::pop_heap(scratch_.begin(), scratch_.end(), Larger);
+    scratch_.back() = {adjusted_[id], id, 0};
+    std::push_heap(scratch_.begin(), scratch_.end(), Larger);
+  }
+  std::ranges::sort(scratch_, {}, &Candidate::id);
 }
 
 void Sampler::KeepTopK(size_t k) {
@@ -153,13 +187,20 @@ double Sampler::Filter(const SamplingParams& params) {
     return 1.0;
   }
   const double temperature = params.temperature;
-  for (int32_t id = 0; id < vocab_size_; ++id) {
+  const auto keep = [&](float logit, int32_t id) {
     // 0 / T is 0 for the maximum, however small T is.
-    const double x = (double{adjusted_[id]} - double{max_}) / temperature;
-    if (!(x >= kNegligible)) continue;
+    const double x = (double{logit} - double{max_}) / temperature;
+    if (!(x >= kNegligible)) return;
     const double weight = ExpNonPositive(x);
     // The maximum weighs 1, so a weight is a probability relative to the largest.
-    if (weight >= params.min_p) kept_.push_back({adjusted_[id], id, weight});
+    if (weight >= params.min_p) kept_.push_back({logit, id, weight});
+  };
+  if (params.min_p == 0.0f && params.top_k > 0 && params.top_k <= kFewCandidates && params.top_k < vocab_size_) {
+    // What remains is known before any weight is.
+    FindTopK(params.top_k);
+    for (const Candidate& c : scratch_) keep(c.logit, c.id);
+  } else {
+    for (int32_t id = 0; id < vocab_size_; ++id) keep(adjusted_[id], id);
   }
   // min_p is at most 1, but rounding of a float near 1 must not empty the set.
   if (kept_.empty()) kept_.push_back({max_, argmax_, 1.0});
@@ -171,7 +212,7 @@ double Sampler::Filter(const SamplingParams& params) {
 }
 
 void Sampler::FillLogprobs(std::span<const float> logits, int num_alternatives, SampledToken* token) const {
-  const double max = *std::max_element(logits.begin(), logits.end());
+  const double max = FindLargest(logits).value;
   double sum = 0;
   for (float logit : logits) sum += ExpNonPositive(double{logit} - max);
   const double log_total = max + std::log(sum);

@@ -72,6 +72,8 @@ class Sampler {
   void ApplyPenalties(const SampleContext& context);
   // kept_ = what may be drawn, ascending id; returns the sum of weights.
   double Filter(const SamplingParams& params);
+  // scratch_ = the k largest of adjusted_, ascending id, without weights.
+  void FindTopK(int k);
   // Drops all that is smaller than the k-th largest.
   void KeepTopK(size_t k);
   void KeepTopP(double p);

@@ -41,9 +41,6 @@ std::string Table(const Report& report) {
       report.model, report.threads, report.threads == 1 ? "" : "s", report.backend, report.numerics,
       report.commit.empty() ? "-" : report.commit, report.clock, p.int8_gops, p.bf16_gflops, p.f32_gflops,
       p.amx_int8_gops, p.amx_bf16_gflops, p.read_gbps, report.load_seconds);
-  if (report.step_overhead_seconds > 0) {
-    absl::StrAppendFormat(&text, "; fixed cost of a decode step %.3f ms", 1e3 * report.step_overhead_seconds);
-  }
   absl::StrAppend(&text, "\n\n");
   if (!report.cells.empty()) absl::StrAppendFormat(&text, "%-18s %10s %8s %14s", "", "tokens/s", "ITL ms", "share");
   std::vector<std::string> names;
@@ -87,7 +84,6 @@ std::string Json(const Report& report) {
   json["clock"] = report.clock;
   json["threads"] = report.threads;
   json["load_seconds"] = report.load_seconds;
-  json["step_overhead_seconds"] = report.step_overhead_seconds;
   const Peaks& p = report.peaks;
   json["limits"] = {{"int8_gops", p.int8_gops},         {"bf16_gflops", p.bf16_gflops},
                     {"f32_gflops", p.f32_gflops},       {"tile_int8_gops", p.amx_int8_gops},

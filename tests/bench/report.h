@@ -37,7 +37,6 @@ struct Report {
   std::string commit, model, numerics, backend, clock, processor;
   int threads = 1;
   double load_seconds = 0;
-  double step_overhead_seconds = 0;  // of a decode step whose arithmetic is next to nothing; 0: not measured
   Peaks peaks;
   std::vector<CellResult> cells;
   std::vector<KernelResult> kernels;

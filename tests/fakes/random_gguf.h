@@ -24,7 +24,8 @@ struct ModelShape {
   bool llama3_rope;  // with rope_freqs.weight
 };
 
-// "smollm2-135m", "smollm2-360m", "llama-3.2-1b" and "tiny"; all Llama architecture with a tied head.
+// "smollm2-135m", "smollm2-360m", "llama-3.2-1b"; "layers30", whose steps cost what 30 layers cost without arithmetic;
+// "tiny". All Llama architecture with a tied head.
 std::span<const ModelShape> ModelShapes();
 const ModelShape* FindModelShape(absl::string_view name);  // null when unknown
 
