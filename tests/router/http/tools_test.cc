@@ -10,7 +10,7 @@ using fakes::ScriptedWorker;
 constexpr char kTemplate[] =
     "{% if tools %}Tools:{% for tool in tools %} {{ tool.function.name }}{{ tool | tojson }}{% endfor %} <tool_call>\n"
     "{% endif %}{% for m in messages %}{{ m.role }}: {% if m.content is not none %}{{ m.content }}{% endif %}"
-    "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}\n{% endfor %}";
+    "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{{ '\\n' }}{% endfor %}";
 
 class ToolsTest : public HttpFixture {
  protected:
@@ -34,7 +34,8 @@ class ToolsTest : public HttpFixture {
     return Chat(body);
   }
   std::string Prompt() {
-    const auto& ids = prefill_->prefills().back().prompt_token_ids();
+    const v1::PrefillRequest request = prefill_->prefills().back();
+    const auto& ids = request.prompt_token_ids();
     return Parse(Post("/detokenize", Json{{"tokens", std::vector<int32_t>(ids.begin(), ids.end())}}.dump()))["prompt"];
   }
   ScriptedWorker* prefill_ = nullptr;
