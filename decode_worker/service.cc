@@ -412,6 +412,10 @@ absl::Status DecodeService::Begin(const v1::DecodeRequest& request, absl::Time d
       engine::RequestFromProto(request.request_id(), request.prompt_token_ids(), request.sampling(), request.tenant(),
                                deadline, options_.model->limits());
   if (!parsed.ok()) return parsed.status();
+  absl::StatusOr<std::vector<std::vector<int32_t>>> resume = engine::ResumeFromProto(
+      request.resume(), parsed->sampling.n, parsed->sampling.max_tokens, options_.model->limits());
+  if (!resume.ok()) return resume.status();
+  parsed->resume = *std::move(resume);
   // The number keeps two calls apart that name the same attempt.
   parsed->request_id = absl::StrCat(request.request_id(), "#", request.epoch(), ".", next_call_++);
   {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
@@ -174,6 +175,7 @@ void RequestLifecycle::Reserve(Input& input) {
   request.mutable_sampling()->clear_include_stop_str_in_output();
   request.set_tenant(request_.tenant);
   request.set_wait_for_go(wait_for_go_);
+  SetResume(&request);
   Emit(std::move(start));
 }
 
@@ -327,6 +329,17 @@ void RequestLifecycle::HandOver(Input& input) {
   Emit(std::move(update));
 }
 
+void RequestLifecycle::SetResume(v1::DecodeRequest* request) const {
+  // Where a former attempt got further than token 0, decode goes on behind its tokens instead of sampling them again.
+  const bool resumes = std::any_of(choices_.begin(), choices_.end(),
+                                   [](const Choice& c) { return !c.finished && c.ids.size() > 1; });
+  if (!resumes) return;
+  for (const Choice& choice : choices_) {
+    v1::EmittedTokens* known = request->add_resume();
+    if (!choice.finished) known->mutable_token_ids()->Assign(choice.ids.begin(), choice.ids.end());
+  }
+}
+
 void RequestLifecycle::Redeem(Input& input) {
   const v1::Fetched& fetched = std::get<v1::Fetched>(input.payload);
   bool equal = !fetched.finished() && fetched.first_token_ids_size() == static_cast<int>(choices_.size());
@@ -400,7 +413,18 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
   const RouterAction action = diverged_ ? RouterAction::kFail : ActionFor(status);
   if (action == RouterAction::kShed) shed_ = status;
   const bool retry = action == RouterAction::kRetryElsewhere || action == RouterAction::kShed;
-  if (!retry || epoch_ >= kMaxAttempts) {
+  if (retry && IsPoison(input, status)) {
+    return Abort(WithReason(absl::InternalError(absl::StrCat(
+                                "two workers in a row broke off while they had this request and before they gave it "
+                                "another token; it is not tried on a third. The last one: ",
+                                status.message())),
+                            "POISON"));
+  }
+  // Nothing is lost when a worker could not be reached, drains, or is full before it began.
+  const bool begun = state_ == State::kHandover || state_ == State::kDecoding ||
+                     (state_ == State::kPrefilling && !absl::IsUnavailable(status));
+  moves_ += begun;
+  if (!retry || moves_ > kMaxMoves || epoch_ >= kMaxAttempts) {
     if (epoch_ > 1) status = Prefixed(absl::StrCat("after ", epoch_, " attempts"), status);
     return Abort(std::move(status));
   }
@@ -414,6 +438,22 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
   stats_.attempts = epoch_;
   state_ = State::kBackoff;
   Emit(Wait{epoch_ == 2 ? absl::ZeroDuration() : kSecondRetryDelay, epoch_, std::move(status)});
+}
+
+bool RequestLifecycle::IsPoison(const Input& input, const absl::Status& status) {
+  // A connection that was never made, or a refusal in words, is no death; silence may be the network's.
+  const absl::string_view words = status.message();
+  const bool broke = absl::IsUnavailable(status) && !absl::StrContains(words, "failed to connect") &&
+                     !absl::StrContains(words, "draining") && !absl::StrContains(words, "stopping") &&
+                     !absl::StrContains(words, "heartbeat");
+  // While KV moves a failure may be the other end's.
+  const bool prefill = input.event <= Event::kPrefillFailed;
+  const bool had_it = state_ == (prefill ? State::kPrefilling : State::kDecoding);
+  if (!broke || !had_it || input.worker.id.name.empty()) return false;
+  if (stats_.completion_tokens != tokens_when_broke_) broke_.clear();
+  tokens_when_broke_ = stats_.completion_tokens;
+  broke_.insert(input.worker.id);
+  return broke_.size() >= 2;
 }
 
 void RequestLifecycle::GiveUp(const Input& input) {

@@ -3,15 +3,15 @@
 // when.
 //
 // What it guarantees:
-//  - The client sees index 0, 1, 2, ... of each choice once. On a retry the prompt is computed again from the start,
-//  with
-//    epoch + 1; indices the client has are compared with what it got (they must be equal, else INTERNAL) and dropped.
+//  - The client sees index 0, 1, 2, ... of each choice once. When a worker fails, the prompt is asked for again with
+//    epoch + 1 (a prefill cache may hold it), token 0 is compared with what the client got (it must be equal, else
+//    INTERNAL) and dropped, and decode goes on behind the tokens that the client has.
 //  - What a worker holds for a request belongs to the router's call to it: whatever ends the attempt, both calls are
-//  cancelled (or have ended), and with them all room, tickets and KV are given back.
+//    cancelled (or have ended), and with them all room, tickets and KV are given back.
 //  - No prefill work is spent before a decode worker has promised room for the whole prompt.
-//  - At most kMaxAttempts, only for codes that common/status.h calls retryable, only before the deadline. A worker that
-//  is
+//  - At most kMaxMoves, only for codes that common/status.h calls retryable, only before the deadline. A worker that is
 //    full (RESOURCE_EXHAUSTED) is not asked again; the client hears of it when there is no other.
+//  - A request on which two workers in a row died is not given to a third.
 //  - Nothing is decoded when token 0 already ends every choice.
 //
 // Thread contract: one caller at a time. Time comes from the injected clock.
@@ -38,7 +38,10 @@
 
 namespace baton::router {
 
-inline constexpr uint32_t kMaxAttempts = 3;
+// Times a request goes elsewhere after a worker had begun with it.
+inline constexpr uint32_t kMaxMoves = 3;
+// Attempts in all, those that no worker had begun with (it drained, or could not be reached) too.
+inline constexpr uint32_t kMaxAttempts = 16;
 
 struct WorkerRef {
   WorkerId id;
@@ -143,11 +146,15 @@ class RequestLifecycle {
   // `rest`: what was held back, and the stop string if one ended the choice.
   void FinishChoice(Choice& choice, const v1::SampledToken& token, TextPiece rest);
   void HandOver(Input& input);
+  // What the client has of each choice, for a decode worker that is not the first.
+  void SetResume(v1::DecodeRequest* request) const;
   void Redeem(Input& input);
   void NoteDone(const Input& input);
   void Conclude(const Input& input);
   void FailOver(const Input& input, absl::Status status);
   void GiveUp(const Input& input);
+  // Whether the worker, which had this request, is likely to have died of it: the second one in a row.
+  bool IsPoison(const Input& input, const absl::Status& status);
   absl::Status TooLate() const;
   // Gives everything back and ends with `status`.
   void Abort(absl::Status status);
@@ -169,6 +176,10 @@ class RequestLifecycle {
   std::set<WorkerId> avoid_;
   absl::Status shed_;  // non-OK: a full worker's words; others only from now on
   bool diverged_ = false;
+  uint32_t moves_ = 0;
+  // Workers that broke off one after another without a token in between.
+  std::set<WorkerId> broke_;
+  uint32_t tokens_when_broke_ = 0;
   WorkerRef prefill_, decode_;
   bool presented_ = false;    // this attempt's ticket went to decode
   bool wait_for_go_ = false;  // decode starts only on our word

@@ -203,6 +203,38 @@ TEST_F(WorkerFaultsTest, EveryStreamEqualsTheUndisturbedOne) {
   EXPECT_GT(RouterMetric("baton_request_retries_total"), 5) << "the faults hit nothing";
 }
 
+TEST_F(WorkerFaultsTest, ADeadDecodeWorkerCostsATransferNotAPrefill) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  v1::GenerateRequest request;
+  request.set_request_id("undisturbed");
+  for (int i = 0; i < 400; ++i) request.mutable_token_ids()->add_ids((i * 37 + 11) % 280);
+  request.mutable_sampling()->set_max_tokens(100);
+  request.mutable_sampling()->set_ignore_eos(true);
+  request.mutable_sampling()->set_seed(3);
+  const Generation want = cluster_->Generate(request);
+  ASSERT_TRUE(want.status.ok()) << want.status.error_message();
+  request.mutable_token_ids()->set_ids(0, 5);  // another prompt, which no cache has; its answer is compared below
+  request.set_request_id("killed");
+  int tokens = 0;
+  const Generation got = cluster_->Generate(request, absl::Seconds(60),
+                                            [&](grpc::ClientContext*, const v1::GenerateResponse& event) {
+                                              tokens += event.has_token();
+                                              if (tokens != 40 || !event.has_token()) return;
+                                              // Whichever has it: all but one, so that it has somewhere to go.
+                                              for (int i = 2; i < 4; ++i) {
+                                                cluster_->workers()[static_cast<size_t>(i)]->process->Signal(SIGKILL);
+                                              }
+                                            });
+  for (int i = 2; i < 4; ++i) ASSERT_TRUE(cluster_->Restart(*cluster_->workers()[static_cast<size_t>(i)]).ok());
+  ASSERT_TRUE(cluster_->WaitReady(absl::Seconds(30)).ok());
+  request.set_request_id("again");
+  EXPECT_EQ(Difference(got, cluster_->Generate(request)), "");
+  if (RouterMetric("baton_request_retries_total") > 0) {
+    EXPECT_GE(got.summary.usage().cached_tokens(), 384u) << "24 of its 25 blocks were still with a prefill worker";
+  }
+  ExpectQuiet();
+}
+
 TEST_F(WorkerFaultsTest, WorkersComeAndGoWithoutAFailedRequest) {
   // Prompts come back, and would all stay with the workers that have them cached.
   ASSERT_NO_FATAL_FAILURE(StartCluster({"--prefix-cache=false"}));

@@ -196,7 +196,7 @@ TEST_F(GenerateTest, LostKvIsComputedAgain) {
   }
 }
 
-TEST_F(GenerateTest, ThreeAttemptsAndEachTokenOnce) {
+TEST_F(GenerateTest, ThreeMovesAndEachTokenOnce) {
   AddWorker("p0", "prefill");
   Script script;
   script.pause = Pause::kInDecode;
@@ -205,9 +205,9 @@ TEST_F(GenerateTest, ThreeAttemptsAndEachTokenOnce) {
   AddWorker("d0", "decode", script);
   const Answer answer = Generate(Prompt());
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("after 3 attempts: decode worker d0: dying"));
+  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("after 4 attempts: decode worker d0: dying"));
   EXPECT_EQ(answer.Ids(0).size(), 5u);
-  EXPECT_EQ(workers_[0]->calls(), 3);
+  EXPECT_EQ(workers_[0]->calls(), 4);
 }
 
 TEST_F(GenerateTest, AWorkerWithOtherArithmeticNeverJoinsTheStream) {

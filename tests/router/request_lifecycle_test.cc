@@ -298,6 +298,8 @@ TEST_F(LifecycleTest, DecodeDyingMidStreamContinuesElsewhereWithoutRepeats) {
   EXPECT_FALSE(need_.avoid.count(Ref("p0").id));
   EXPECT_THAT(Do(Placed("p0", "d1")), ElementsAre("decode d1 e2"));
   EXPECT_THAT(Do(Reserved("d1")), ElementsAre("prefill p0 e2"));
+  ASSERT_EQ(last_decode_.resume_size(), 1);
+  EXPECT_THAT(last_decode_.resume(0).token_ids(), ElementsAre(10, 20)) << "it goes on behind what the client has";
   EXPECT_THAT(Do(Pre(Token(0, 0, 10))), IsEmpty()) << "the client has index 0";
   Do(Prefilled(43));
   Do(Fetched("d1"));
@@ -405,18 +407,69 @@ TEST_F(LifecycleTest, ADecodeWorkerThatIsFullCostsNoPrefill) {
   EXPECT_FALSE(need_.avoid.count(Ref("p0").id));
 }
 
-TEST_F(LifecycleTest, ThreeAttemptsAtMost) {
+TEST_F(LifecycleTest, ResumingTellsEachChoiceWhatItHasAndLeavesFinishedOnesOut) {
+  ToDecoding(3, {"<31>"});
+  EXPECT_EQ(last_decode_.resume_size(), 0) << "nothing to resume the first time";
+  Do(Dec(Token(0, 1, 20)));
+  Do(Dec(Token(0, 2, 21)));
+  Do(Dec(Token(1, 1, 31)));  // a stop string
+  Do(Failed(Event::kDecodeFailed, absl::UnavailableError("gone"), "d0"));
+  Do(Plain(Event::kBackoffOver));
+  Do(Placed("p0", "d1"));
+  EXPECT_TRUE(last_decode_.wait_for_go());
+  ASSERT_EQ(last_decode_.resume_size(), 3);
+  EXPECT_THAT(last_decode_.resume(0).token_ids(), ElementsAre(10, 20, 21));
+  EXPECT_THAT(last_decode_.resume(1).token_ids(), IsEmpty());
+  EXPECT_THAT(last_decode_.resume(2).token_ids(), ElementsAre(12));
+}
+
+TEST_F(LifecycleTest, ARequestThatTwoWorkersInARowDiedOfIsNotGivenToAThird) {
+  ToDecoding();
+  Do(Dec(Token(0, 1, 20)));
+  const auto again = [&](const std::string& decode) {
+    Do(Plain(Event::kBackoffOver));
+    Do(Placed("p0", decode));
+    Do(Reserved(decode));
+    Do(Ticket(43));
+    Do(Pre(Token(0, 0, 10)));
+    Do(Prefilled(43));
+    Do(Fetched(decode));
+    ASSERT_EQ(life_->state(), State::kDecoding);
+  };
+  const absl::Status broke = absl::UnavailableError("Socket closed");
+  EXPECT_EQ(Do(Failed(Event::kDecodeFailed, broke, "d0")).back(), "wait 0");
+  again("d1");
+  Do(Dec(Token(0, 2, 21), "d1"));
+  EXPECT_EQ(Do(Failed(Event::kDecodeFailed, broke, "d1")).back(), "wait 100") << "d1 had given it a token";
+  again("d2");
+  EXPECT_EQ(Do(Failed(Event::kDecodeFailed, broke, "d2")).back(), "finish 13");
+  EXPECT_EQ(ReasonOf(finish_), "POISON");
+}
+
+TEST_F(LifecycleTest, AWorkerThatNeverHadTheRequestCostsNoMove) {
   Do(Admitted());
-  for (int attempt = 1; attempt < 3; ++attempt) {
+  const absl::Status draining = absl::UnavailableError("this worker is draining");
+  for (uint32_t attempt = 1; attempt < kMaxAttempts; ++attempt) {
     Begin();
-    const auto words = Do(Failed(Event::kPrefillFailed, absl::UnavailableError("down"), "p0"));
+    EXPECT_NE(Do(Failed(Event::kPrefillFailed, draining, "p0")).back(), "finish 14") << attempt;
+    Do(Plain(Event::kBackoffOver));
+  }
+  Begin();
+  EXPECT_EQ(Do(Failed(Event::kPrefillFailed, draining, "p0")).back(), "finish 14");
+}
+
+TEST_F(LifecycleTest, ThreeMovesAtMost) {
+  Do(Admitted());
+  for (int attempt = 1; attempt <= 3; ++attempt) {
+    Begin();
+    const auto words = Do(Failed(Event::kPrefillFailed, absl::AbortedError("down"), "p0"));
     EXPECT_THAT(words, ElementsAre("cancel prefill", "cancel decode", attempt == 1 ? "wait 0" : "wait 100"));
     EXPECT_THAT(Do(Plain(Event::kBackoffOver)), ElementsAre("place"));
   }
   Begin();
-  EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::UnavailableError("down"), "p0")),
-              ElementsAre("cancel prefill", "cancel decode", "finish 14"));
-  EXPECT_EQ(std::string(finish_.message()), "after 3 attempts: prefill worker p0: down");
+  EXPECT_THAT(Do(Failed(Event::kPrefillFailed, absl::AbortedError("down"), "p0")),
+              ElementsAre("cancel prefill", "cancel decode", "finish 10"));
+  EXPECT_EQ(std::string(finish_.message()), "after 4 attempts: prefill worker p0: down");
 }
 
 TEST_F(LifecycleTest, OnlyRetryableCodesAreRetried) {
