@@ -421,9 +421,9 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
                             "POISON"));
   }
   // Nothing is lost when a worker could not be reached, drains, or is full before it began.
-  const bool begun = state_ == State::kHandover || state_ == State::kDecoding ||
-                     (state_ == State::kPrefilling && !absl::IsUnavailable(status));
-  moves_ += begun;
+  const bool began = state_ != State::kReserving &&
+                     !(state_ == State::kPrefilling && prefill && absl::IsUnavailable(status));
+  moves_ += began;
   if (!retry || moves_ > kMaxMoves || epoch_ >= kMaxAttempts) {
     if (epoch_ > 1) status = Prefixed(absl::StrCat("after ", epoch_, " attempts"), status);
     return Abort(std::move(status));
