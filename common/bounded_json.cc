@@ -50,8 +50,8 @@ absl::Status CheckShape(absl::string_view text, const JsonLimits& limits) {
       return absl::InvalidArgumentError(absl::StrCat("nested deeper than ", limits.max_depth));
     }
     if (values > limits.max_values || all_members > limits.max_members) {
-      return absl::InvalidArgumentError(absl::StrCat("more than ", limits.max_values, " values or ",
-                                                     limits.max_members, " members of objects"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("more than ", limits.max_values, " values or ", limits.max_members, " members of objects"));
     }
   }
   return absl::OkStatus();

@@ -1,4 +1,5 @@
-// Where requests of all front doors come in: one place that validates, tokenizes, fills in defaults and starts a driver.
+// Where requests of all front doors come in: one place that validates, tokenizes, fills in defaults and starts a
+// driver.
 #ifndef BATON_ROUTER_INTAKE_H_
 #define BATON_ROUTER_INTAKE_H_
 

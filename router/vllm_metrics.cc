@@ -9,10 +9,9 @@ namespace {
 
 const std::vector<double> kPerToken = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
                                        .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
-const std::vector<double> kSeconds = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,  15,   20,
+const std::vector<double> kSeconds = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                       30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
-const std::vector<double> kTokens = {1,   2,    5,    10,   20,    50,    100,   200,
-                                     500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+const std::vector<double> kTokens = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 
 double S(absl::Duration d) { return absl::ToDoubleSeconds(d); }
 

@@ -10,11 +10,12 @@ namespace baton::rpc {
 namespace {
 
 std::string SerializeHead(const HttpResponse& response, const HttpFraming& framing) {
-  const auto reason = boost::beast::http::obsolete_reason(
-      boost::beast::http::int_to_status(static_cast<unsigned>(response.status)));
+  const auto reason =
+      boost::beast::http::obsolete_reason(boost::beast::http::int_to_status(static_cast<unsigned>(response.status)));
   std::string out = absl::StrCat("HTTP/1.", framing.version == 10 ? 0 : 1, " ", response.status, " ",
-                                 absl::string_view(reason.data(), reason.size()), "\r\nServer: baton\r\nContent-Type: ",
-                                 response.content_type, "\r\nX-Content-Type-Options: nosniff\r\n");
+                                 absl::string_view(reason.data(), reason.size()),
+                                 "\r\nServer: baton\r\nContent-Type: ", response.content_type,
+                                 "\r\nX-Content-Type-Options: nosniff\r\n");
   for (const auto& [name, value] : response.headers) absl::StrAppend(&out, name, ": ", value, "\r\n");
   if (!framing.keep_alive) {
     absl::StrAppend(&out, "Connection: close\r\n");
@@ -49,7 +50,8 @@ HttpResponse HttpError(int http_code, absl::string_view status, absl::string_vie
 }
 
 std::string SerializeResponse(HttpResponse response, const HttpFraming& framing) {
-  std::string out = absl::StrCat(SerializeHead(response, framing), "Content-Length: ", response.body.size(), "\r\n\r\n");
+  std::string out =
+      absl::StrCat(SerializeHead(response, framing), "Content-Length: ", response.body.size(), "\r\n\r\n");
   if (!framing.head) out += response.body;
   return out;
 }

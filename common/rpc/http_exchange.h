@@ -14,7 +14,7 @@ namespace baton::rpc {
 // How the answer to one request must be framed.
 struct HttpFraming {
   unsigned version = 11;
-  bool head = false;        // HEAD: no body
+  bool head = false;  // HEAD: no body
   bool keep_alive = false;
 };
 

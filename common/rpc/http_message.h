@@ -34,10 +34,11 @@ struct HttpResponse {
 // The error body that OpenAI's clients read, with our status name besides:
 // {"error":{"message":...,"type":"invalid_request_error","param":null,"code":"not_found","status":"NOT_FOUND"}}
 // `param`: the field at fault; `code`: for programs, by default `status` in lower case.
-HttpResponse HttpError(int http_code, absl::string_view status, absl::string_view message,
-                       absl::string_view param = "", absl::string_view code = "");
+HttpResponse HttpError(int http_code, absl::string_view status, absl::string_view message, absl::string_view param = "",
+                       absl::string_view code = "");
 
-// The answer to one request, in one piece or as a stream. A request whose exchange is dropped unanswered is answered 500.
+// The answer to one request, in one piece or as a stream. A request whose exchange is dropped unanswered is answered
+// 500.
 //
 // Thread contract: thread-safe; nothing blocks. An exchange must be gone before its server is destroyed.
 class HttpExchange {

@@ -123,8 +123,7 @@ const HttpServer::Impl::Methods* HttpServer::Impl::Find(const std::string& path)
 void HttpServer::Impl::Dispatch(HttpRequest request, std::shared_ptr<HttpExchange> exchange) const {
   const Methods* methods = Find(request.path);
   if (methods == nullptr) {
-    return exchange->Respond(
-        HttpError(404, "NOT_FOUND", absl::StrCat("no such path: ", request.path.substr(0, 200))));
+    return exchange->Respond(HttpError(404, "NOT_FOUND", absl::StrCat("no such path: ", request.path.substr(0, 200))));
   }
   const auto by_method = methods->find(request.method == "HEAD" ? "GET" : request.method);
   if (by_method != methods->end()) return by_method->second(std::move(request), std::move(exchange));

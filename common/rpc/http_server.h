@@ -1,7 +1,7 @@
 // An asynchronous HTTP/1.1 server: /metrics and /health of every process, and the router's HTTP door.
 //
-// Everything a stranger can make grow is bounded: connections, headers, bodies (one and all together), the time for each
-// step, and what waits for a slow reader. A request whose framing could be read in two ways is refused.
+// Everything a stranger can make grow is bounded: connections, headers, bodies (one and all together), the time for
+// each step, and what waits for a slow reader. A request whose framing could be read in two ways is refused.
 #ifndef BATON_COMMON_RPC_HTTP_SERVER_H_
 #define BATON_COMMON_RPC_HTTP_SERVER_H_
 
@@ -31,8 +31,8 @@ struct HttpServerOptions {
   absl::Duration write_timeout = absl::Seconds(30);   // in which the client reads nothing
 };
 
-// Thread contract: Handle and HandleAsync before Start; the rest is thread-safe. Handlers run on the server's threads and
-// must be quick.
+// Thread contract: Handle and HandleAsync before Start; the rest is thread-safe. Handlers run on the server's threads
+// and must be quick.
 class HttpServer {
  public:
   using Handler = std::function<HttpResponse(const HttpRequest&)>;

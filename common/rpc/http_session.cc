@@ -214,7 +214,8 @@ void HttpSession::ReleaseBody() {
 
 void HttpSession::ReadFailed(ErrorCode ec) {
   if (ec == http::error::header_limit || ec == http::error::buffer_overflow) {
-    return Reject(431, "INVALID_ARGUMENT", absl::StrCat("headers have more than ", options_.max_header_bytes, " bytes"));
+    return Reject(431, "INVALID_ARGUMENT",
+                  absl::StrCat("headers have more than ", options_.max_header_bytes, " bytes"));
   }
   if (ec == http::error::body_limit) {
     return Reject(413, "INVALID_ARGUMENT", absl::StrCat("the body has more than ", options_.max_body_bytes, " bytes"));

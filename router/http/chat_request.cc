@@ -82,8 +82,9 @@ void ReadTools(JsonFields* fields, OpenAiRequest* request, v1::Chat* chat) {
     chosen = "named";
   }
   if (chosen == "required" || chosen == "named") {
-    return fields->Fail("tool_choice",
-                        "required and named tools need constrained decoding, which this server does not have yet; use auto");
+    return fields->Fail(
+        "tool_choice",
+        "required and named tools need constrained decoding, which this server does not have yet; use auto");
   }
   if (chosen != "auto" && chosen != "none") return fields->Fail("tool_choice", "must be none or auto");
   if (chosen == "none") return chat->clear_tools();
@@ -104,7 +105,8 @@ std::set<std::string> ToolNames(JsonFields* fields, const Json& tools) {
     if (tool.String("type").value_or("") != "function") tool.Fail("type", "must be function");
     const Json* function = tool.Object("function");
     const auto name = function == nullptr ? Json::const_iterator() : function->find("name");
-    if (function == nullptr || name == function->end() || !name->is_string() || name->get_ref<const std::string&>().empty()) {
+    if (function == nullptr || name == function->end() || !name->is_string() ||
+        name->get_ref<const std::string&>().empty()) {
       tool.Fail("function.name", "must be a string that is not empty");
     } else {
       names.insert(name->get<std::string>());
@@ -132,7 +134,8 @@ void ReadChat(JsonFields* fields, v1::Chat* chat) {
   if (arguments == nullptr) return;
   for (auto it = arguments->begin(); it != arguments->end(); ++it) {
     if (!IsKnownTemplateArgument(it.key())) {
-      return fields->Fail("chat_template_kwargs", "has a variable that is not on the list of those allowed (docs/API.md)");
+      return fields->Fail("chat_template_kwargs",
+                          "has a variable that is not on the list of those allowed (docs/API.md)");
     }
   }
   chat->set_template_arguments(arguments->dump());

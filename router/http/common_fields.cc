@@ -97,8 +97,9 @@ void RefuseConstraints(JsonFields* fields) {
 
 void RefuseUnsupported(JsonFields* fields) {
   RefuseConstraints(fields);
-  for (const char* name : {"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "logits_processors",
-                           "prompt_embeds", "cache_salt", "chat_template", "audio", "functions", "function_call"}) {
+  for (const char* name :
+       {"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "logits_processors",
+        "prompt_embeds", "cache_salt", "chat_template", "audio", "functions", "function_call"}) {
     if (fields->Find(name) != nullptr) fields->Fail(name, "is not supported; leave it out");
   }
   for (const char* name : {"use_beam_search", "continue_final_message", "return_tokens_as_token_ids"}) {
@@ -108,8 +109,8 @@ void RefuseUnsupported(JsonFields* fields) {
     fields->Fail("skip_special_tokens", "special tokens make no text here; leave it out, or ask for return_token_ids");
   }
   // These change nothing of the answer.
-  for (const char* name : {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "priority",
-                           "request_id", "spaces_between_special_tokens"}) {
+  for (const char* name : {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+                           "priority", "request_id", "spaces_between_special_tokens"}) {
     fields->Find(name);
   }
 }

@@ -6,7 +6,8 @@
 namespace baton::router::http {
 namespace {
 
-constexpr const char* kPromptTypes = "must be a string, a list of strings, a list of token ids, or a list of such lists";
+constexpr const char* kPromptTypes =
+    "must be a string, a list of strings, a list of token ids, or a list of such lists";
 
 bool AddIds(const Json& list, v1::TokenIds* ids) {
   ids->mutable_ids()->Reserve(static_cast<int>(list.size()));
@@ -56,7 +57,8 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(const Json& body) {
     sampling->set_logprobs(*logprobs);
   }
   request.echo = fields.Bool("echo").value_or(false);
-  if (request.echo && request.logprobs) fields.Fail("echo", "with logprobs needs those of the prompt, which are not computed");
+  if (request.echo && request.logprobs)
+    fields.Fail("echo", "with logprobs needs those of the prompt, which are not computed");
   if (const auto suffix = fields.String("suffix"); suffix.has_value() && !suffix->empty()) {
     fields.Fail("suffix", "is not supported; leave it out");
   }

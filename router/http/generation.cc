@@ -166,8 +166,7 @@ void Generation::OnChoiceFinished(size_t prompt, const v1::ChoiceFinished& finis
   const size_t index = prompt * static_cast<size_t>(request_.n) + finished.choice_index();
   Choice& choice = choices_[index];
   Delta delta = MakeDelta(&choice, finished.text(), /*last=*/true);
-  choice.finish_reason =
-      FinishReasonName(finished, choice.tools.has_value() && choice.tools->num_calls() > 0);
+  choice.finish_reason = FinishReasonName(finished, choice.tools.has_value() && choice.tools->num_calls() > 0);
   choice.stop_reason = StopReasonJson(finished, sampling());
   if (request_.chat || !request_.stream) Take(index, std::exchange(delta, {}));
   if (!request_.stream) return;

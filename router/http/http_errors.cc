@@ -42,12 +42,12 @@ rpc::HttpResponse ErrorResponse(const absl::Status& status) {
   const int code = HttpCodeOf(status);
   const std::string field = FieldOf(status);
   const std::string param = PublicField(field);
-  rpc::HttpResponse response =
-      rpc::HttpError(code, RuleFor(status.code()).name, PublicMessage(status, field, param), param,
-                     absl::AsciiStrToLower(ReasonOf(status)));
+  rpc::HttpResponse response = rpc::HttpError(code, RuleFor(status.code()).name, PublicMessage(status, field, param),
+                                              param, absl::AsciiStrToLower(ReasonOf(status)));
   if (code == 429 || code == 503) {
     const absl::Duration wait = RetryAfterOf(status).value_or(absl::Seconds(1));
-    response.headers["Retry-After"] = absl::StrCat(std::max<int64_t>(1, std::llround(std::ceil(absl::ToDoubleSeconds(wait)))));
+    response.headers["Retry-After"] =
+        absl::StrCat(std::max<int64_t>(1, std::llround(std::ceil(absl::ToDoubleSeconds(wait)))));
     response.headers["retry-after-ms"] = absl::StrCat(absl::ToInt64Milliseconds(wait));
     response.headers["x-should-retry"] = "true";
   } else if (code >= 500) {

@@ -11,7 +11,8 @@
 
 namespace baton::router::http {
 
-// Before the first byte of an answer: HTTP status and body, fields under OpenAI's names, Retry-After and x-should-retry.
+// Before the first byte of an answer: HTTP status and body, fields under OpenAI's names, Retry-After and
+// x-should-retry.
 rpc::HttpResponse ErrorResponse(const absl::Status& status);
 
 // Within a stream: {"error":{"message":...,"type":...,"param":null,"code":503}}.

@@ -29,7 +29,9 @@ ToolFormat ChooseToolFormat(const std::string& setting, const ModelText& text) {
   return setting == "none" ? ToolFormat::kNone : ToolFormatOf(text.chat_template_source());
 }
 
-bool IsNameChar(char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-'; }
+bool IsNameChar(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+}
 
 // The client's x-request-id if it is one we would write to logs and headers, else empty.
 std::string ClientRequestId(const rpc::HttpRequest& request) {
@@ -52,7 +54,8 @@ bool IsJson(const rpc::HttpRequest& request) {
 }
 
 rpc::HttpResponse NotJson() {
-  return rpc::HttpError(415, "INVALID_ARGUMENT", "the body must be JSON, and said to be: send Content-Type: application/json");
+  return rpc::HttpError(415, "INVALID_ARGUMENT",
+                        "the body must be JSON, and said to be: send Content-Type: application/json");
 }
 
 rpc::HttpResponse JsonResponse(const Json& json) {
@@ -67,8 +70,8 @@ OpenAiDoor::OpenAiDoor(const OpenAiDoorOptions& options, Intake* intake, Metrics
     : intake_(intake),
       metrics_(metrics),
       tool_format_(ChooseToolFormat(options.tool_format, intake->text())),
-      client_retries_(metrics->Counter("baton_http_client_retries_total", "Requests that a client said it sends again")) {
-}
+      client_retries_(
+          metrics->Counter("baton_http_client_retries_total", "Requests that a client said it sends again")) {}
 
 void OpenAiDoor::AddHandlers(rpc::HttpServer* server) {
   const auto generate = [&](const std::string& path, Parse parse) {
@@ -111,7 +114,8 @@ void OpenAiDoor::CountClientRetry(const rpc::HttpRequest& request) {
 void OpenAiDoor::WarnOfIgnored(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     std::string safe = name.substr(0, 64);
-    std::replace_if(safe.begin(), safe.end(), [](char c) { return !IsNameChar(c); }, '?');
+    std::replace_if(
+        safe.begin(), safe.end(), [](char c) { return !IsNameChar(c); }, '?');
     {
       MutexLock lock(&mu_);
       if (warned_.size() >= kMaxWarned || !warned_.insert(safe).second) continue;
@@ -199,7 +203,8 @@ absl::StatusOr<Json> OpenAiDoor::Tokenize(const Json& body) const {
   if (!fields.ok()) return fields.status();
   const absl::StatusOr<v1::TokenizeResponse> response = intake_->Tokenize(request);
   if (!response.ok()) return response.status();
-  Json json = {{"count", response->token_ids_size()}, {"max_model_len", response->max_context()}, {"tokens", Json::array()}};
+  Json json = {
+      {"count", response->token_ids_size()}, {"max_model_len", response->max_context()}, {"tokens", Json::array()}};
   json["token_strs"] = strings ? Json::array() : Json(nullptr);
   for (const int32_t id : response->token_ids()) {
     json["tokens"].push_back(id);

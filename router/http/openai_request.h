@@ -1,5 +1,5 @@
-// Bodies of /v1/chat/completions and /v1/completions, as requests of baton.v1. Types and unsupported features are judged
-// here; ranges by the validator that all doors share.
+// Bodies of /v1/chat/completions and /v1/completions, as requests of baton.v1. Types and unsupported features are
+// judged here; ranges by the validator that all doors share.
 //
 // Thread contract: plain functions.
 #ifndef BATON_ROUTER_HTTP_OPENAI_REQUEST_H_
@@ -15,7 +15,7 @@
 
 namespace baton::router::http {
 
-inline constexpr size_t kMaxPrompts = 64;             // of one completion request
+inline constexpr size_t kMaxPrompts = 64;            // of one completion request
 inline constexpr int kDefaultCompletionTokens = 16;  // of /v1/completions, as OpenAI's
 inline constexpr size_t kMaxTools = 128;
 

@@ -11,10 +11,10 @@ namespace {
 Json Ref(const char* name) { return {{"$ref", std::string("#/components/schemas/") + name}}; }
 
 Json Number(double min, double max) { return {{"type", {"number", "null"}}, {"minimum", min}, {"maximum", max}}; }
-Json Above(double min, double max) { return {{"type", {"number", "null"}}, {"exclusiveMinimum", min}, {"maximum", max}}; }
-Json Integer(int64_t min, int64_t max) {
-  return {{"type", {"integer", "null"}}, {"minimum", min}, {"maximum", max}};
+Json Above(double min, double max) {
+  return {{"type", {"number", "null"}}, {"exclusiveMinimum", min}, {"maximum", max}};
 }
+Json Integer(int64_t min, int64_t max) { return {{"type", {"integer", "null"}}, {"minimum", min}, {"maximum", max}}; }
 Json Boolean() { return {{"type", {"boolean", "null"}}}; }
 Json String() { return {{"type", {"string", "null"}}}; }
 Json ListOf(Json items) { return {{"type", "array"}, {"items", std::move(items)}}; }
@@ -59,7 +59,8 @@ Json ObjectOf(Json properties, std::vector<std::string> required) {
 
 Json Schemas() {
   Json completion = CommonFields();
-  completion["prompt"] = AnyOf({{{"type", "string"}}, ListOf({{"type", "string"}}), ListOf(TokenId()), ListOf(ListOf(TokenId()))});
+  completion["prompt"] =
+      AnyOf({{{"type", "string"}}, ListOf({{"type", "string"}}), ListOf(TokenId()), ListOf(ListOf(TokenId()))});
   completion["logprobs"] = Integer(0, kMaxLogprobs);
   completion["echo"] = Boolean();
   Json chat = CommonFields();
@@ -128,7 +129,8 @@ std::string OpenApiDocument() {
       Json::array({{{"name", "model"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}}});
   const Json document = {
       {"openapi", "3.1.0"},
-      {"info", {{"title", "Baton"}, {"version", kVersion}, {"description", "OpenAI's API and what its clients look for"}}},
+      {"info",
+       {{"title", "Baton"}, {"version", kVersion}, {"description", "OpenAI's API and what its clients look for"}}},
       {"paths",
        {{"/v1/models", Get("The models served")},
         {"/v1/models/{model}", one_model},

@@ -31,7 +31,8 @@ std::string DecodeString(absl::string_view json) {
 ToolFormat ToolFormatOf(absl::string_view chat_template) {
   if (!absl::StrContains(chat_template, "tools")) return ToolFormat::kNone;
   if (absl::StrContains(chat_template, "<tool_call>")) return ToolFormat::kHermes;
-  const bool llama = absl::StrContains(chat_template, "<|python_tag|>") || absl::StrContains(chat_template, "\"parameters\"");
+  const bool llama =
+      absl::StrContains(chat_template, "<|python_tag|>") || absl::StrContains(chat_template, "\"parameters\"");
   return llama ? ToolFormat::kLlama3 : ToolFormat::kNone;
 }
 

@@ -58,9 +58,9 @@ class CallScanner {
   std::string raw_;
   int depth_ = 0;
   bool in_string_ = false, escaped_ = false;
-  bool value_due_ = false;      // after a colon
-  bool in_value_ = false;       // of a member of the outermost object
-  size_t string_begin_ = 0;     // of the last string at depth 1
+  bool value_due_ = false;   // after a colon
+  bool in_value_ = false;    // of a member of the outermost object
+  size_t string_begin_ = 0;  // of the last string at depth 1
   std::string key_;
   size_t value_begin_ = 0;
   std::optional<std::string> name_;
@@ -71,8 +71,8 @@ class CallScanner {
 // One choice's output. Thread-compatible.
 class ToolCallParser {
  public:
-  // `names`: the tools of the request. Llama 3's form is only a call when it names one of them, since an answer may well
-  // be a JSON object.
+  // `names`: the tools of the request. Llama 3's form is only a call when it names one of them, since an answer may
+  // well be a JSON object.
   ToolCallParser(ToolFormat format, std::set<std::string> names) : format_(format), names_(std::move(names)) {}
 
   ToolPiece Push(absl::string_view text);
@@ -94,8 +94,8 @@ class ToolCallParser {
   const ToolFormat format_;
   const std::set<std::string> names_;
   State state_ = State::kStart;
-  std::string buffer_;   // not looked at, or held back
-  std::string space_;    // white space that is content only if content follows
+  std::string buffer_;  // not looked at, or held back
+  std::string space_;   // white space that is content only if content follows
   bool progress_ = false;
   CallScanner scanner_;
   bool announced_ = false;  // this call's name is out

@@ -17,7 +17,8 @@ TEST(ConformanceTest, OpenAiClient) {
   ASSERT_EQ(stat((packages + "/openai").c_str(), &info), 0) << packages << " is missing; run scripts/setup --tests";
   auto cluster = Cluster::Start({.model = SmolLm2(), .flags = {"--kv-memory-mib=256"}});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  auto empty = Cluster::Start({.model = SmolLm2(), .prefill = 0, .decode = 0, .router_flags = {"--queue-timeout-ms=0"}});
+  auto empty =
+      Cluster::Start({.model = SmolLm2(), .prefill = 0, .decode = 0, .router_flags = {"--queue-timeout-ms=0"}});
   ASSERT_TRUE(empty.ok()) << empty.status();
   setenv("BATON_URL", absl::StrCat("http://", (*cluster)->router_http()).c_str(), 1);
   setenv("BATON_EMPTY_URL", absl::StrCat("http://", (*empty)->router_http()).c_str(), 1);

@@ -87,7 +87,8 @@ TEST(HttpEqualsGrpcTest, TokensTextsAndCounts) {
     const Generation native = (*cluster)->Generate(request);
     ASSERT_TRUE(native.status.ok()) << native.status.error_message();
     std::vector<Choice> expected;
-    for (const Generation::Choice& c : native.choices) expected.push_back({c.token_ids, c.text, Name(c.finished.reason())});
+    for (const Generation::Choice& c : native.choices)
+      expected.push_back({c.token_ids, c.text, Name(c.finished.reason())});
     const char* path = chat ? "/v1/chat/completions" : "/v1/completions";
     const HttpReply whole = client.Ask("POST", path, body.dump());
     ASSERT_EQ(whole.status, 200) << whole.body;

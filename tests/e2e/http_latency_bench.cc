@@ -1,5 +1,5 @@
-// What the HTTP door costs a token more than gRPC: the same streams through both, in turns, on a model so small that the
-// doors show. No assertion: http_latency_bench [ROUNDS [TOKENS]].
+// What the HTTP door costs a token more than gRPC: the same streams through both, in turns, on a model so small that
+// the doors show. No assertion: http_latency_bench [ROUNDS [TOKENS]].
 #include <stdlib.h>
 
 #include <algorithm>
@@ -31,8 +31,8 @@ int Main(int rounds, int tokens) {
   request.mutable_sampling()->set_max_tokens(tokens);
   request.mutable_sampling()->set_ignore_eos(true);
   request.mutable_sampling()->set_seed(1);
-  const nlohmann::json body = {{"prompt", "hello"}, {"max_tokens", tokens}, {"ignore_eos", true}, {"seed", 1},
-                               {"stream", true},    {"return_token_ids", true}};
+  const nlohmann::json body = {{"prompt", "hello"}, {"max_tokens", tokens}, {"ignore_eos", true},
+                               {"seed", 1},         {"stream", true},       {"return_token_ids", true}};
   const std::string& address = (*cluster)->router_http();
   testing::RawHttp client(std::atoi(address.c_str() + address.rfind(':') + 1));
   std::vector<double> grpc_ms, http_ms, difference_ms;

@@ -37,7 +37,8 @@ std::string Calls(ToolFormat format, absl::string_view text, size_t step) {
   std::string content, calls;
   const auto take = [&](const ToolPiece& piece) {
     content += piece.content;
-    for (const auto& delta : piece.deltas) calls += (delta.name.empty() ? "" : "\n" + delta.name + ":") + delta.arguments;
+    for (const auto& delta : piece.deltas)
+      calls += (delta.name.empty() ? "" : "\n" + delta.name + ":") + delta.arguments;
   };
   for (size_t at = 0; at < text.size(); at += step) take(parser.Push(text.substr(at, step)));
   take(parser.Finish());
@@ -69,6 +70,7 @@ std::vector<std::string> FuzzSeeds() {
           "parameters":{"type":"object"}}}],"tool_choice":"auto","logprobs":true,"top_logprobs":3,
           "response_format":{"type":"text"},"chat_template_kwargs":{"enable_thinking":false}})",
       "text <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\"]}}</tool_call> more",
-      "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": \"\\u00e9\"}}; {\"name\": \"f\", \"parameters\": \"{}\"}",
+      "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": \"\\u00e9\"}}; {\"name\": \"f\", \"parameters\": "
+      "\"{}\"}",
   };
 }

@@ -162,8 +162,9 @@ TEST(HttpServerTest, FramingThatCouldBeReadInTwoWaysIsRefused) {
       {"two codings", "POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501"},
       {"chunked last but not last", "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
        "HTTP/1.1 501"},
-      {"coding with a tab", "POST /echo HTTP/1.1\r\nTransfer-Encoding: \x0b"
-                            "chunked\r\n\r\n0\r\n\r\n",
+      {"coding with a tab",
+       "POST /echo HTTP/1.1\r\nTransfer-Encoding: \x0b"
+       "chunked\r\n\r\n0\r\n\r\n",
        "HTTP/1.1 "},
       {"chunks in HTTP/1.0", "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 400"},
       {"bare line feeds", "GET /health/live HTTP/1.1\nHost: a\n\n", "HTTP/1.1 400"},
@@ -315,7 +316,8 @@ TEST(HttpStreamTest, Http10StreamsEndWithTheConnection) {
   exchange->Write("one");
   exchange->End();
   const std::string answer = client.ReadAll();
-  EXPECT_THAT(answer, AllOf(StartsWith("HTTP/1.0 200"), HasSubstr("\r\nConnection: close\r\n"), HasSubstr("\r\n\r\none")));
+  EXPECT_THAT(answer,
+              AllOf(StartsWith("HTTP/1.0 200"), HasSubstr("\r\nConnection: close\r\n"), HasSubstr("\r\n\r\none")));
   EXPECT_EQ(answer.find("chunked"), std::string::npos);
 }
 

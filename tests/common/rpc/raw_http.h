@@ -18,7 +18,7 @@
 namespace baton::testing {
 
 struct HttpReply {
-  int status = 0;  // 0: none came
+  int status = 0;                              // 0: none came
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;                            // chunks joined
   std::vector<std::string> chunks;

@@ -41,7 +41,8 @@ std::string BodyOf(const v1::GenerateRequest& r) {
   if (r.has_chat()) {
     std::string list;
     for (const v1::ChatMessage& m : r.chat().messages()) {
-      list += std::string(list.empty() ? "" : ",") + "{\"role\":" + Quoted(m.role()) + ",\"content\":" + Quoted(m.content()) + "}";
+      list += std::string(list.empty() ? "" : ",") + "{\"role\":" + Quoted(m.role()) +
+              ",\"content\":" + Quoted(m.content()) + "}";
     }
     add("messages", "[" + list + "]");
   } else if (r.has_token_ids()) {
@@ -171,24 +172,41 @@ TEST_F(BadHttpRequestsTest, WhatOnlyJsonGetsWrong) {
       {kChat, {"{\"messages\":[1]}", "messages[0]", "must be an object"}},
       {kChat, {"{\"messages\":[{\"role\":1}]}", "messages[0].role", "must be a string"}},
       {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":7}]}", "messages[0].content", "string or a list"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", "messages[0].content[0]", "images"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"top_logprobs\":2}", "top_logprobs", "needs logprobs"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"logprobs\":true,\"top_logprobs\":21}", "top_logprobs", "[0, 20]"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", "messages[0].content[0]",
+        "images"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"top_logprobs\":2}", "top_logprobs", "needs logprobs"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"logprobs\":true,\"top_logprobs\":21}", "top_logprobs",
+        "[0, 20]"}},
       {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"logprobs\":1}", "logprobs", "true or false"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"response_format\":{\"type\":\"json_object\"}}",
-               "response_format.type", "constrained decoding"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tool_choice\":\"required\"}", "tool_choice", "constrained"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":\"function\",\"function\":{}}]}",
-               "tools[0].function.name", "must be a string"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}",
-               "tools", "knows no tools"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template\":\"x\"}", "chat_template", "not supported"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":{\"messages\":1}}",
-               "chat_template_kwargs", "list of those allowed"}},
-      {kChat, {"{\"messages\":[{\"role\":\"user\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]}]}", "messages[0].tool_calls",
-               "only an assistant"}},
-      {kChat, {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"[1\"}}]}]}",
-               "messages[0].tool_calls[0].function.arguments", "not valid JSON"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"response_format\":{\"type\":\"json_object\"}}",
+        "response_format.type", "constrained decoding"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tool_choice\":\"required\"}", "tool_choice",
+        "constrained"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":\"function\",\"function\":{}}]}",
+        "tools[0].function.name", "must be a string"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":\"function\",\"function\":{"
+        "\"name\":\"f\"}}]}",
+        "tools", "knows no tools"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template\":\"x\"}", "chat_template",
+        "not supported"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":{\"messages\":1}}",
+        "chat_template_kwargs", "list of those allowed"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"user\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]}]}",
+        "messages[0].tool_calls", "only an assistant"}},
+      {kChat,
+       {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"[1\"}}]}]"
+        "}",
+        "messages[0].tool_calls[0].function.arguments", "not valid JSON"}},
   };
   RawHttp client(port());
   for (const auto& [path, c] : cases) {
@@ -234,7 +252,8 @@ TEST_F(BadHttpRequestsTest, BombsEndQuickly) {
 // A page of any origin may post a form; only one that asks first may post JSON.
 TEST_F(BadHttpRequestsTest, OtherTypesThanJsonAreRefused) {
   RawHttp client(port());
-  client.Send("POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}");
   EXPECT_EQ(client.ReadReply().status, 415);
   client.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}");
   EXPECT_EQ(client.ReadReply().status, 415);

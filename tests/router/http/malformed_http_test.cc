@@ -13,8 +13,22 @@ class MalformedHttpTest : public HttpFixture {
  protected:
   static std::string Damage(std::string text, std::mt19937_64* random) {
     const auto below = [&](size_t bound) { return static_cast<size_t>((*random)() % bound); };
-    static const char* const kPieces[] = {"\r\n", "\n", "\r\n\r\n", "\0x", ": ", "Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n",
-                                          "\xff", "{", "[[[[", "\"", "1e999", "-1", "null", "HTTP/1.0", "99999999999999999999"};
+    static const char* const kPieces[] = {"\r\n",
+                                          "\n",
+                                          "\r\n\r\n",
+                                          "\0x",
+                                          ": ",
+                                          "Content-Length: 5\r\n",
+                                          "Transfer-Encoding: chunked\r\n",
+                                          "\xff",
+                                          "{",
+                                          "[[[[",
+                                          "\"",
+                                          "1e999",
+                                          "-1",
+                                          "null",
+                                          "HTTP/1.0",
+                                          "99999999999999999999"};
     for (size_t n = 1 + below(4); n > 0 && !text.empty(); --n) {
       const size_t at = below(text.size());
       switch (below(5)) {
@@ -51,8 +65,9 @@ TEST_F(MalformedHttpTest, TheServerLives) {
   AddWorker("p0", "prefill");
   AddWorker("d0", "decode");
   const auto with_length = [](const std::string& path, const std::string& body) {
-    return absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: ",
-                        body.size(), "\r\n\r\n", body);
+    return absl::StrCat("POST ", path,
+                        " HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
+                        "\r\n\r\n", body);
   };
   const std::vector<std::string> seeds = {
       with_length("/v1/chat/completions",

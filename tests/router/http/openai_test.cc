@@ -138,7 +138,8 @@ TEST_F(OpenAiTest, ACompletionWithoutMaxTokensHasSixteen) {
 
 TEST_F(OpenAiTest, CompletionsAsAStream) {
   AddPair();
-  const std::vector<Json> events = Events(Complete({{"prompt", {"p", "q"}}, {"stream", true}, {"max_tokens", 2}, {"echo", true}}));
+  const std::vector<Json> events =
+      Events(Complete({{"prompt", {"p", "q"}}, {"stream", true}, {"max_tokens", 2}, {"echo", true}}));
   std::map<int, std::string> text, finish;
   for (const Json& event : events) {
     EXPECT_EQ(event["object"], "text_completion");
@@ -153,11 +154,24 @@ TEST_F(OpenAiTest, CompletionsAsAStream) {
 TEST_F(OpenAiTest, SamplingReachesTheWorkers) {
   ScriptedWorker* p0 = AddWorker("p0", "prefill");
   AddWorker("d0", "decode");
-  Json body = {{"temperature", 0.5}, {"top_p", 0.9},  {"top_k", 7},       {"min_p", 0.1},
-               {"seed", -3},         {"n", 3},        {"min_tokens", 2},  {"repetition_penalty", 1.5},
-               {"ignore_eos", true}, {"user", "someone"}, {"presence_penalty", 0.25}, {"frequency_penalty", -0.25},
-               {"max_completion_tokens", 4}, {"max_tokens", 400}, {"stop_token_ids", {5, 6}}, {"logit_bias", {{"7", -100}, {"8", 1.5}}},
-               {"stop", nullptr}, {"unheard_of", 1}};
+  Json body = {{"temperature", 0.5},
+               {"top_p", 0.9},
+               {"top_k", 7},
+               {"min_p", 0.1},
+               {"seed", -3},
+               {"n", 3},
+               {"min_tokens", 2},
+               {"repetition_penalty", 1.5},
+               {"ignore_eos", true},
+               {"user", "someone"},
+               {"presence_penalty", 0.25},
+               {"frequency_penalty", -0.25},
+               {"max_completion_tokens", 4},
+               {"max_tokens", 400},
+               {"stop_token_ids", {5, 6}},
+               {"logit_bias", {{"7", -100}, {"8", 1.5}}},
+               {"stop", nullptr},
+               {"unheard_of", 1}};
   ASSERT_EQ(Chat(body).status, 200);
   const v1::PrefillRequest request = p0->prefills()[0];
   const v1::SamplingParams& s = request.sampling();
@@ -181,8 +195,9 @@ TEST_F(OpenAiTest, SamplingReachesTheWorkers) {
 
 TEST_F(OpenAiTest, MessagesAreRenderedByTheTemplate) {
   AddPair();
-  const Json messages = {{{"role", "developer"}, {"content", "Be brief."}},
-                         {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}}}}};
+  const Json messages = {
+      {{"role", "developer"}, {"content", "Be brief."}},
+      {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}}}}};
   const Json answer = Parse(Post("/tokenize", Json{{"messages", messages}, {"return_token_strs", true}}.dump()));
   std::string text;
   for (const Json& token : answer["token_strs"]) text += token.get<std::string>();

@@ -49,39 +49,44 @@ void Check(ToolFormat format, const std::vector<Case>& cases) {
 }
 
 TEST(ToolCallsTest, Hermes) {
-  Check(ToolFormat::kHermes, {
-      {"no call", "no call|"},
-      {"a < b and <tool", "a < b and <tool|"},
-      {" spaces stay \n", " spaces stay \n|"},
-      {R"(<tool_call>
+  Check(ToolFormat::kHermes,
+        {
+            {"no call", "no call|"},
+            {"a < b and <tool", "a < b and <tool|"},
+            {" spaces stay \n", " spaces stay \n|"},
+            {R"(<tool_call>
 {"name": "f", "arguments": {"x": [1, {"y": "}\"]"}], "z": null}}
-</tool_call>)", R"(|f({"x": [1, {"y": "}\"]"}], "z": null}))"},
-      {"Let me see.\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{\"a\":1}}</tool_call>",
-       "Let me see.|f({})g({\"a\":1})"},
-      {"<tool_call>{\"arguments\":{\"a\":1},\"name\":\"f\"}</tool_call> done", " done|f({\"a\":1})"},
-      {"<tool_call>{\"name\":\"unknown\",\"arguments\":{}}</tool_call>", "|unknown({})"},
-      {"<tool_call>{\"name\":\"f\"}</tool_call>", "|f({})"},
-      {"<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}</tool_call>", "|f({\"a\": 1})"},
-      {"<tool_call>not json</tool_call>", "<tool_call>not json</tool_call>|"},
-      {"<tool_call>{\"x\":1}</tool_call>", "<tool_call>{\"x\":1}</tool_call>|"},
-      {"<tool_call>{\"name\": \"f", "<tool_call>{\"name\": \"f|"},
-      {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": tru", "|f({\"a\": tru)"},
-      {"<tool_call>", "<tool_call>|"},
-  });
+</tool_call>)",
+             R"(|f({"x": [1, {"y": "}\"]"}], "z": null}))"},
+            {"Let me "
+             "see.\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</"
+             "tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{\"a\":1}}</tool_call>",
+             "Let me see.|f({})g({\"a\":1})"},
+            {"<tool_call>{\"arguments\":{\"a\":1},\"name\":\"f\"}</tool_call> done", " done|f({\"a\":1})"},
+            {"<tool_call>{\"name\":\"unknown\",\"arguments\":{}}</tool_call>", "|unknown({})"},
+            {"<tool_call>{\"name\":\"f\"}</tool_call>", "|f({})"},
+            {"<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}</tool_call>", "|f({\"a\": 1})"},
+            {"<tool_call>not json</tool_call>", "<tool_call>not json</tool_call>|"},
+            {"<tool_call>{\"x\":1}</tool_call>", "<tool_call>{\"x\":1}</tool_call>|"},
+            {"<tool_call>{\"name\": \"f", "<tool_call>{\"name\": \"f|"},
+            {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": tru", "|f({\"a\": tru)"},
+            {"<tool_call>", "<tool_call>|"},
+        });
 }
 
 TEST(ToolCallsTest, Llama3) {
-  Check(ToolFormat::kLlama3, {
-      {"no call {\"name\": \"f\"}", "no call {\"name\": \"f\"}|"},
-      {R"({"name": "f", "parameters": {"x": "a;b"}})", R"(|f({"x": "a;b"}))"},
-      {R"(<|python_tag|>{"type": "function", "name": "f", "parameters": {"x": 1}})", R"(|f({"x": 1}))"},
-      {R"({"name": "f", "parameters": {}}; {"name": "g", "parameters": {"b": 2}})", R"(|f({})g({"b": 2}))"},
-      {R"({"name": "Alice", "parameters": {"age": 3}})", R"({"name": "Alice", "parameters": {"age": 3}}|)"},
-      {R"({"name": "f", "age": 3} is a person)", R"({"name": "f", "age": 3} is a person|)"},
-      {R"(  {"answer": 42})", R"(  {"answer": 42}|)"},
-      {"[1, 2]", "[1, 2]|"},
-      {"<|python", "<|python|"},
-  });
+  Check(ToolFormat::kLlama3,
+        {
+            {"no call {\"name\": \"f\"}", "no call {\"name\": \"f\"}|"},
+            {R"({"name": "f", "parameters": {"x": "a;b"}})", R"(|f({"x": "a;b"}))"},
+            {R"(<|python_tag|>{"type": "function", "name": "f", "parameters": {"x": 1}})", R"(|f({"x": 1}))"},
+            {R"({"name": "f", "parameters": {}}; {"name": "g", "parameters": {"b": 2}})", R"(|f({})g({"b": 2}))"},
+            {R"({"name": "Alice", "parameters": {"age": 3}})", R"({"name": "Alice", "parameters": {"age": 3}}|)"},
+            {R"({"name": "f", "age": 3} is a person)", R"({"name": "f", "age": 3} is a person|)"},
+            {R"(  {"answer": 42})", R"(  {"answer": 42}|)"},
+            {"[1, 2]", "[1, 2]|"},
+            {"<|python", "<|python|"},
+        });
 }
 
 TEST(ToolCallsTest, WithoutAFormatEverythingIsText) {

@@ -10,7 +10,8 @@ using fakes::ScriptedWorker;
 constexpr char kTemplate[] =
     "{% if tools %}Tools:{% for tool in tools %} {{ tool.function.name }}{{ tool | tojson }}{% endfor %} <tool_call>\n"
     "{% endif %}{% for m in messages %}{{ m.role }}: {% if m.content is not none %}{{ m.content }}{% endif %}"
-    "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{{ '\\n' }}{% endfor %}";
+    "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{{ '\\n' }}{% "
+    "endfor %}";
 
 class ToolsTest : public HttpFixture {
  protected:
