@@ -23,7 +23,7 @@ bool CpuHasAvx512() {
 bool CpuHasAvx512Bf16() { return CpuHasAvx512() && __builtin_cpu_supports("avx512bf16"); }
 
 bool CpuHasAmx() {
-  if (!CpuHasAvx512() || !__builtin_cpu_supports("avx512vnni")) return false;
+  if (!CpuHasAvx512()) return false;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;

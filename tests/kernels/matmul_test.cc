@@ -233,7 +233,7 @@ TEST(MatMulExtremesTest, Bf16DenormalsAreFlushedAlikeEverywhere) {
 }
 
 // The flushing ends with the product: what comes after sees denormals.
-TEST(MatMulExtremesTest, Bf16ProductsLeaveTheRoundingModeAlone) {
+TEST(MatMulExtremesTest, DenormalsAreBackAfterABf16Product) {
   const TestTensor tensor = RandomTensor(DType::kBF16, 16, 32, 1);
   for (const Isa isa : AvailableIsas()) {
     const auto backend = MakeBackend(isa, NumericsClass::kBf16);
