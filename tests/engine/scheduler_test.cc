@@ -75,6 +75,26 @@ TEST(SchedulerTest, YoungestIsPreemptedWhenBlocksRunOut) {
   EXPECT_TRUE(d.admitted.empty()) << "admitted in a step that preempted";
 }
 
+TEST(SchedulerTest, WhatOthersReadIsNotPreempted) {
+  ResidentView exported = Prefilling(3, 40, 8, 10);
+  exported.pinned = true;
+  const Decision d = Decide({Decoding(1, 9, 2), Decoding(2, 9, 3), exported}, {}, 0);
+  EXPECT_EQ(d.preempted, Ids{2}) << "not the youngest, whose blocks a transfer reads";
+  EXPECT_EQ(Rows(d).count(3), 1u) << "it goes on";
+}
+
+TEST(SchedulerTest, ReservationsNeedNoRoomForWhatTheCacheHolds) {
+  SchedulerState state;
+  state.available_blocks = 5;
+  const std::vector<WaitingView> waiting = {Room(1, 10)};
+  state.waiting = waiting;
+  EXPECT_TRUE(Schedule(state, {64, 8, 4}).granted.empty());
+  state.peek = [](uint64_t) { return PrefixHit{.blocks = 6, .cached_blocks = 1}; };
+  EXPECT_EQ(Schedule(state, {64, 8, 4}).granted, Ids{1}) << "four of its own and one that it takes from the cache";
+  state.available_blocks = 4;
+  EXPECT_TRUE(Schedule(state, {64, 8, 4}).granted.empty());
+}
+
 TEST(SchedulerTest, YoungestWaitsWithItsBlocksRatherThanRecompute) {
   const Decision d = Decide({Decoding(1, 8, 2), Decoding(2, 9, 2)}, {}, 0);
   EXPECT_TRUE(d.preempted.empty());

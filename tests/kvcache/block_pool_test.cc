@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <random>
@@ -50,6 +51,41 @@ TEST(BlockPoolTest, MemoryIsAlignedAndLazilyTouched) {
   auto pool = BlockPool::Create(layout, (int64_t{64} << 30) / static_cast<int64_t>(layout.block_bytes()));
   ASSERT_TRUE(pool.ok()) << pool.status();
   EXPECT_EQ(reinterpret_cast<uintptr_t>((*pool)->view().base) % 64, 0u);
+}
+
+TEST(BlockPoolTest, ALeaseBehindAPrefixSplitsAndJoins) {
+  auto pool = MakePool(8);
+  auto prefix = pool->Allocate(3);
+  auto lease = pool->AllocateLeaseBehind(*prefix, 2);
+  ASSERT_TRUE(lease);
+  EXPECT_EQ(lease->num_held(), 3u);
+  EXPECT_EQ(lease->blocks().size(), 5u);
+  ExpectLedger(*pool, 3, 0, 5, 0, 0);
+  EXPECT_FALSE(pool->AllocateLeaseBehind(*prefix, 4)) << "all or nothing";
+  const std::vector<BlockHandle> all(lease->blocks().begin(), lease->blocks().end());
+  BlockLease room = lease->SplitOff(lease->num_held());
+  EXPECT_EQ(room.num_held(), 0u);
+  EXPECT_EQ(room.blocks().size(), 2u);
+  EXPECT_EQ(lease->num_held(), 3u);
+  EXPECT_TRUE(lease->SplitOff(3).empty());
+  // What a fetch wrote can be in quarantine while the prefix goes on.
+  lease->Join(std::move(room));
+  EXPECT_TRUE(std::equal(all.begin(), all.end(), lease->blocks().begin(), lease->blocks().end()));
+  room = lease->SplitOff(3);
+  const uint64_t token = room.Quarantine();
+  lease->Reset();
+  prefix->Reset();
+  ExpectLedger(*pool, 6, 0, 0, 0, 2);
+  EXPECT_TRUE(pool->EndQuarantine(token).ok());
+  ExpectLedger(*pool, 8, 0, 0, 0, 0);
+  // Without a prefix, and with nothing but one.
+  auto none = pool->AllocateLeaseBehind({}, 2);
+  EXPECT_EQ(none->num_held(), 0u);
+  BlockLease whole = none->SplitOff(0);
+  EXPECT_TRUE(none->empty());
+  EXPECT_EQ(whole.blocks().size(), 2u);
+  none->Join(std::move(whole));
+  EXPECT_EQ(none->blocks().size(), 2u);
 }
 
 TEST(BlockPoolTest, AllocationIsAllOrNothing) {

@@ -44,8 +44,8 @@ std::unique_ptr<engine::LoadedModel> LoadModel(const std::string& path, const Pa
   v1::Config config;
   config.set_model(path);
   config.set_kv_memory_mib(static_cast<uint64_t>(pair.kv_mib));
+  config.set_threads(1);
   if (pair.model.empty()) {
-    config.set_threads(1);
     config.set_block_size(8);
     config.set_isa("scalar");
   }
@@ -113,9 +113,13 @@ WorkerPair::WorkerPair(const PairOptions& options) {
                                                                            .key = key_,
                                                                            .layout = prefill_model_->kv_layout(),
                                                                            .fingerprint = prefill_model_->fingerprint(),
-                                                                           .reap_interval = absl::Milliseconds(10)});
-  const kvtransfer::ReceiverOptions receiver{
-      .key = key_, .layout = decode_model_->kv_layout(), .fingerprint = decode_model_->fingerprint()};
+                                                                           .reap_interval = absl::Milliseconds(10),
+                                                                           .block_tags = options.tags});
+  const kvtransfer::ReceiverOptions receiver{.key = key_,
+                                             .layout = decode_model_->kv_layout(),
+                                             .fingerprint = decode_model_->fingerprint(),
+                                             .consumer = NewIncarnation(),
+                                             .require_tags = options.tags};
   if (options.transport == "ucx") {
     auto server = kvtransfer::UcxServer::Start(exporter_.get());
     auto client = kvtransfer::UcxClient::Start(receiver);

@@ -46,7 +46,8 @@ struct PairOptions {
   absl::Duration lease = absl::Seconds(30);
   int max_batch_tokens = 512;
   bool history = false;  // decode offers what it computed back
-  std::string model;     // path; empty: a tiny one, on one thread and with blocks of 8
+  bool tags = false;     // keyed tags on blocks
+  std::string model;     // path; empty: a tiny one, with blocks of 8
   const std::atomic<double>* link_bytes_per_second = nullptr;  // loopback: slows the hand-over down
 };
 
