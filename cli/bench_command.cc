@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -74,8 +75,9 @@ absl::Status Save(const BenchFlags& flags, const std::vector<RunResult>& results
 // The runs of a plan one after the other, until Ctrl-C.
 class Bench {
  public:
-  Bench(const BenchPlan& plan, const BenchFlags& flags, const std::string& router, const Output& out)
-      : plan_(plan), flags_(flags), router_(router), out_(out), channel_(rpc::CreateChannel(router)) {}
+  Bench(const BenchPlan& plan, const BenchFlags& flags, const std::string& router, std::shared_ptr<grpc::Channel> channel,
+        const Output& out)
+      : plan_(plan), flags_(flags), router_(router), out_(out), channel_(std::move(channel)) {}
 
   std::vector<RunResult> Run() {
     if (flags_.warmups > 0) WarmUp();
@@ -190,7 +192,9 @@ int RunBench(const BenchFlags& flags, const Invocation& invocation) {
   if (absl::Status s = CheckSavePaths(flags); !s.ok()) return out.Fail(s, "baton bench --help", kExitUsage);
   const std::string& router = settings->config.router();
   v1::ListModelsResponse models;
-  if (absl::Status s = RemoteGenerator(router, absl::InfiniteDuration()).ListModels(&models); !s.ok()) {
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = RouterChannel(settings->config);
+  if (!channel.ok()) return out.Fail(channel.status(), "baton bench --help", kExitUsage);
+  if (absl::Status s = RemoteGenerator(*channel, router, absl::InfiniteDuration()).ListModels(&models); !s.ok()) {
     return out.Fail(s, NextAfter(s, "bench"), kExitFailure);
   }
   if (models.models().empty()) {
@@ -199,7 +203,7 @@ int RunBench(const BenchFlags& flags, const Invocation& invocation) {
   }
   const absl::StatusOr<BenchPlan> plan = MakeBenchPlan(flags, models.models(0));
   if (!plan.ok()) return out.Fail(plan.status(), "baton bench --help", ExitCodeOf(plan.status()));
-  Bench bench(*plan, flags, router, out);
+  Bench bench(*plan, flags, router, *channel, out);
   running = &bench;
   const std::vector<RunResult> results = bench.Run();
   const int exit_code = Finish(flags, results, bench.interrupted(), out);

@@ -11,7 +11,11 @@
 namespace baton::cli {
 absl::StatusOr<std::unique_ptr<Generator>> Connect(const v1::Config& config, bool local, absl::Duration timeout,
                                                    const Output& out) {
-  if (!local) return std::make_unique<RemoteGenerator>(config.router(), timeout);
+  if (!local) {
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = RouterChannel(config);
+    if (!channel.ok()) return channel.status();
+    return std::make_unique<RemoteGenerator>(*std::move(channel), config.router(), timeout);
+  }
   LoadingDisplay display(out);
   absl::StatusOr<std::unique_ptr<LocalGenerator>> loaded = LocalGenerator::Load(
       config, timeout, [&display](absl::string_view phase, double fraction) { display.Show(phase, fraction); });

@@ -43,10 +43,21 @@ int ExitCodeOf(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? 2 : 1;
 }
 
-RemoteGenerator::RemoteGenerator(const std::string& address, absl::Duration timeout)
+absl::StatusOr<std::shared_ptr<grpc::Channel>> RouterChannel(const v1::Config& config) {
+  absl::StatusOr<rpc::Security> security =
+      rpc::Security::FromConfig(config, {rpc::PeerRole::kAdmin, rpc::PeerRole::kClient});
+  if (!security.ok()) return security.status();
+  if (absl::Status s = security->CheckAddress("the router's address", config.router()); !s.ok()) return s;
+  rpc::ChannelOptions options;
+  options.security = *std::move(security);
+  return rpc::CreateChannel(config.router(), options);
+}
+
+RemoteGenerator::RemoteGenerator(std::shared_ptr<grpc::Channel> channel, const std::string& address,
+                                 absl::Duration timeout)
     : address_(address),
       timeout_(timeout),
-      channel_(rpc::CreateChannel(address)),
+      channel_(std::move(channel)),
       stub_(v1::Inference::NewStub(channel_)) {}
 
 absl::Status RemoteGenerator::Generate(const v1::GenerateRequest& request,

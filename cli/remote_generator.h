@@ -7,9 +7,11 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cli/generator.h"
 #include "common/mutex.h"
+#include "proto/config.pb.h"
 #include "proto/inference.grpc.pb.h"
 
 namespace baton::cli {
@@ -24,10 +26,13 @@ std::string NextAfter(const absl::Status& status, const std::string& command);
 // Exit code of a failed request: 2 when the request itself is wrong, else 1.
 int ExitCodeOf(const absl::Status& status);
 
+// A channel to the router, encrypted where the settings say so. Errors as rpc::Security::FromConfig and CheckAddress.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> RouterChannel(const v1::Config& config);
+
 class RemoteGenerator : public Generator {
  public:
   // `timeout` of each request; absl::InfiniteDuration(): the router's default.
-  RemoteGenerator(const std::string& address, absl::Duration timeout);
+  RemoteGenerator(std::shared_ptr<grpc::Channel> channel, const std::string& address, absl::Duration timeout);
 
   absl::Status Generate(const v1::GenerateRequest& request,
                         const std::function<void(const v1::GenerateResponse&)>& on_event) override;

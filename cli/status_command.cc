@@ -46,7 +46,9 @@ int RunStatus(const StatusFlags& flags, const Invocation& invocation) {
       LoadConfig(ProcessRole::kCommand, invocation.setting_args, BatonEnvironment());
   if (!settings.ok()) return out.Fail(settings.status(), "baton status --help", kExitUsage);
   const std::string& address = settings->config.router();
-  const std::shared_ptr<grpc::Channel> channel = rpc::CreateChannel(address);
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> opened = RouterChannel(settings->config);
+  if (!opened.ok()) return out.Fail(opened.status(), "baton status --help", kExitUsage);
+  const std::shared_ptr<grpc::Channel>& channel = *opened;
   const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
   if (!flags.why.empty()) return RunWhy(flags.why, address, channel.get(), stub.get(), out);
   while (true) {
@@ -78,7 +80,7 @@ void AddStatus(CLI::App* app, Invocation* invocation) {
   sub->add_option("--why", flags->why, "Why the request of this id went where it went, instead");
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout (each time, with --watch)");
   sub->footer(HelpFooter({"baton status", "baton status --watch 2", "baton status --json | jq .workers",
-                          "baton status --why REQUEST_ID"}, {"router"}));
+                          "baton status --why REQUEST_ID"}, {"router", "tls_dir", "tls_cert", "tls_key", "tls_ca", "allow_plaintext"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunStatus(*flags, *invocation); }; });
 }

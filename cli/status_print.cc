@@ -77,6 +77,15 @@ std::string FormatStatus(const v1::ClusterStatus& s, const std::string& address)
       }
     }
   }
+  Rows links = {{"KV TO", "FROM", "STATE", "TRANSPORT", "VIA", "GB/S", ""}};
+  for (const v1::ClusterWorker& w : s.workers()) {
+    for (const v1::KvLink& link : w.load().links()) {
+      links.push_back({Printable(w.info().name()), Printable(link.worker()), Printable(link.state()),
+                       Printable(link.transport()), Printable(link.detail()),
+                       absl::StrFormat("%.2f", link.gigabytes_per_second()), Printable(link.error())});
+    }
+  }
+  if (links.size() > 1) absl::StrAppend(&out, Table(links));
   for (const std::string& refusal : s.refused()) absl::StrAppend(&out, "refused: ", Printable(refusal), "\n");
   return out;
 }
@@ -116,6 +125,16 @@ Json StatusToJson(const v1::ClusterStatus& s, const std::string& address) {
                     {"quarantined", l.quarantined()},
                     {"block_bytes", l.block_bytes()},
                     {"adds_up", LedgerAddsUp(l)}};
+    worker["links"] = Json::array();
+    for (const v1::KvLink& link : load.links()) {
+      worker["links"].push_back({{"worker", ToUtf8(link.worker())},
+                                 {"incarnation", ToUtf8(link.incarnation())},
+                                 {"state", ToUtf8(link.state())},
+                                 {"transport", ToUtf8(link.transport())},
+                                 {"detail", ToUtf8(link.detail())},
+                                 {"gigabytes_per_second", link.gigabytes_per_second()},
+                                 {"error", ToUtf8(link.error())}});
+    }
     json["workers"].push_back(std::move(worker));
   }
   json["refused"] = Json::array();

@@ -116,7 +116,7 @@ Specs MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std:
   const v1::Config& config = loaded.config;
   // Said for each process by itself, or about `up` alone.
   std::vector<std::string> common = FlagsFor(loaded, {"listen", "http", "name", "router", "threads", "prefill",
-                                                      "decode", "exit_with_parent", "cluster_key_file", "log_level"});
+                                                      "decode", "kv_listen", "exit_with_parent", "cluster_key_file", "log_level"});
   common.push_back(absl::StrCat("--cluster-key-file=", key));
   const bool level_set = loaded.origins.count("log_level") > 0 && loaded.origins.at("log_level") != "default";
   common.push_back(absl::StrCat("--log-level=", level_set ? config.log_level() : "warn"));
@@ -163,6 +163,10 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
     return out.Fail(
         absl::NotFoundError(absl::StrCat("Cannot read the model ", config.model(), ": ", std::strerror(errno), ".")),
         "check --model (scripts/setup gets a small one)", kExitFailure);
+  }
+  if (config.has_tls_cert() || config.has_tls_key()) {
+    return out.Fail(absl::InvalidArgumentError("tls_cert and tls_key are one process's, and each role has its own."),
+                    "baton up --tls-dir DIR  (deploy/certs/make_certs.sh DIR fills it)", kExitUsage);
   }
   // Before anything is loaded: these two are the addresses people choose.
   for (const auto& [flag, address] : {std::pair{"--listen", config.listen()}, std::pair{"--http", config.http()}}) {

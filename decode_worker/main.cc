@@ -1,4 +1,10 @@
 // The decode worker's process. See README.md for its life.
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "common/config.h"
 #include "common/logging.h"
@@ -6,34 +12,36 @@
 #include "decode_worker/service.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
+#include "kvtransfer/kv_transports.h"
+#include "kvtransfer/link_tester.h"
 #include "kvtransfer/ticket.h"
-#include "kvtransfer/ucx_transport.h"
 
 namespace baton {
 namespace {
 
-absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> StartTransport(const v1::Config& config,
-                                                                            kvtransfer::ReceiverOptions receiver) {
-  if (config.kv_transport() == "loopback") {
-    return absl::InvalidArgumentError("kv_transport is loopback, which works inside one process only; use auto or ucx");
-  }
-  kvtransfer::UcxOptions options;
-  options.network_trusted = config.kv_network_trusted();
-  absl::StatusOr<std::unique_ptr<kvtransfer::UcxClient>> client =
-      kvtransfer::UcxClient::Start(std::move(receiver), options);
-  if (!client.ok()) return client.status();
-  return std::unique_ptr<kvtransfer::TransportClient>(*std::move(client));
-}
-
-// Where prefill workers fetch the KV of finished turns; the same addresses as on their side.
-absl::StatusOr<std::unique_ptr<kvtransfer::UcxServer>> StartHistoryServer(const v1::Config& config,
-                                                                          kvtransfer::Exporter* exporter) {
-  kvtransfer::UcxOptions options;
-  options.network_trusted = config.kv_network_trusted();
-  absl::StatusOr<rpc::HostPort> listen = rpc::ParseHostPort(config.listen());
-  if (!listen.ok()) return listen.status();
-  if (options.network_trusted && !rpc::IsLoopback(listen->host)) options.bind_address = listen->host;
-  return kvtransfer::UcxServer::Start(exporter, options);
+kvtransfer::LinkOptions TesterOptions(const v1::Config& config, const rpc::Security& security,
+                                      const kernels::KvLayout& layout, Metrics* metrics) {
+  kvtransfer::LinkOptions options;
+  options.security = security;
+  options.layout = layout;
+  options.floor_bytes_per_second = 1e6 * config.kv_link_floor_mb_s();
+  options.refuse_below_floor = config.kv_link_below_floor() == "refuse";
+  options.on_result = [metrics](const v1::KvLink& link) {
+    const bool good = link.state() == "ok";
+    metrics->Counter("baton_kv_link_tests_total", "Tests of KV links, by result", {{"result", link.state()}}).Increment();
+    metrics
+        ->Gauge("baton_kv_link_bytes_per_second", "What a KV link reached when the pair met",
+                {{"worker", link.worker()}, {"transport", link.transport()}})
+        .Set(good || link.state() != "failed" ? link.gigabytes_per_second() * 1e9 : 0);
+    Log(good ? LogLevel::kInfo : LogLevel::kWarn, good ? "KV link measured" : "KV link is not as it should be",
+        {{"worker", link.worker()},
+         {"state", link.state()},
+         {"transport", link.transport()},
+         {"via", link.detail()},
+         {"gb_per_s", link.gigabytes_per_second()},
+         {"error", link.error()}});
+  };
+  return options;
 }
 
 absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
@@ -41,6 +49,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   engine::EngineMetrics engine_metrics(&metrics);
   rpc::WorkerHost host("decode", config, signals, &metrics);
   if (absl::Status s = InitLogging(config.log_level(), config.log_format(), host.name()); !s.ok()) return s;
+  if (absl::Status s = host.LoadSecurity(); !s.ok()) return s;
   if (absl::Status s = host.StartHttp(); !s.ok()) return s;
 
   engine::LoadedModel::Options load;
@@ -55,13 +64,29 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   if (!key.ok()) return key.status();
   const std::shared_ptr<void> collect = engine_metrics.Attach(model->get());
 
-  absl::StatusOr<std::unique_ptr<kvtransfer::TransportClient>> transport =
-      StartTransport(config, {.key = *key,
-                              .layout = (*model)->kv_layout(),
-                              .fingerprint = (*model)->fingerprint(),
-                              .consumer = host.incarnation(),
-                              .require_tags = config.kv_block_tags()});
+  kvtransfer::FailoverOptions failover;
+  auto* failovers = &metrics.Counter("baton_kv_failovers_total", "Links that broke under a fetch that another one took over");
+  failover.on_failover = [failovers](const v1::Endpoint& from, absl::string_view next, const absl::Status& why) {
+    failovers->Increment();
+    LogWarn("a KV link broke; the fetch goes on over another transport",
+            {{"worker", from.worker_name()}, {"transport", from.transport()}, {"next", next}, {"why", why.message()}});
+  };
+  std::unique_ptr<kvtransfer::LinkTester> links;  // set before the first fetch
+  failover.allowed = [&links](const v1::Endpoint& endpoint) { return links->Allowed(endpoint); };
+  absl::StatusOr<std::unique_ptr<kvtransfer::FailoverClient>> transport =
+      kvtransfer::StartKvClient(config, host.security(),
+                                {.key = *key,
+                                 .layout = (*model)->kv_layout(),
+                                 .fingerprint = (*model)->fingerprint(),
+                                 .consumer = host.incarnation(),
+                                 .require_tags = config.kv_block_tags()},
+                                rpc::PeerRole::kPrefill, std::move(failover));
   if (!transport.ok()) return transport.status();
+  links = std::make_unique<kvtransfer::LinkTester>(TesterOptions(config, host.security(), (*model)->kv_layout(), &metrics),
+                                                   transport->get());
+  // One client for whatever a ticket names first.
+  std::map<std::string, kvtransfer::TransportClient*> transports;
+  for (const char* name : {"ucx", "grpc"}) transports[name] = transport->get();
   kvtransfer::Exporter exporter({.worker_name = host.name(),
                                  .incarnation = host.incarnation(),
                                  .key = *key,
@@ -69,14 +94,15 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                  .fingerprint = (*model)->fingerprint(),
                                  .reap_interval = absl::Milliseconds(100),
                                  .block_tags = config.kv_block_tags()});
-  std::unique_ptr<kvtransfer::UcxServer> history_server;
+  std::vector<std::unique_ptr<kvtransfer::TransportServer>> history_servers;
   if (config.kv_history()) {
-    absl::StatusOr<std::unique_ptr<kvtransfer::UcxServer>> server = StartHistoryServer(config, &exporter);
-    if (!server.ok()) return server.status();
-    history_server = *std::move(server);
+    absl::StatusOr<std::vector<std::unique_ptr<kvtransfer::TransportServer>>> servers =
+        kvtransfer::StartKvServers(config, host.security(), &exporter, /*link_service=*/nullptr);
+    if (!servers.ok()) return servers.status();
+    history_servers = *std::move(servers);
   }
   decode_worker::DecodeService service({.model = model->get(),
-                                        .transports = {{std::string((*transport)->name()), transport->get()}},
+                                        .transports = transports,
                                         .key = *key,
                                         .engine_metrics = &engine_metrics,
                                         .metrics = &metrics,
@@ -85,15 +111,29 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());
   // No address: this side only connects. The router learns which transports it can use.
-  v1::Endpoint* endpoint = info.add_endpoints();
-  endpoint->set_worker_name(host.name());
-  endpoint->set_incarnation(host.incarnation());
-  endpoint->set_transport(std::string((*transport)->name()));
+  for (const auto& [name, client] : transports) {
+    if ((*transport)->transport(name) == nullptr) continue;
+    v1::Endpoint* endpoint = info.add_endpoints();
+    endpoint->set_worker_name(host.name());
+    endpoint->set_incarnation(host.incarnation());
+    endpoint->set_transport(name);
+  }
   const absl::Status served = host.Serve(std::move(info), {{"baton.v1.DecodeWorker", &service}},
-                                         {.load = [&service] { return service.load(); },
-                                          .drain = [&service] { service.Drain(); },
-                                          .idle = [&service] { return service.idle(); }});
-  if (history_server != nullptr) history_server->Shutdown();
+                    {.load =
+                         [&] {
+                           v1::WorkerLoad load = service.load();
+                           for (v1::KvLink& link : links->links()) *load.add_links() = std::move(link);
+                           return load;
+                         },
+                     .drain = [&service] { service.Drain(); },
+                     .idle = [&service] { return service.idle(); },
+                     .on_heartbeat =
+                         [&links](const v1::HeartbeatResponse& answer) {
+                           links->SetPeers({answer.peers().begin(), answer.peers().end()});
+                         }});
+  links->Stop();
+  (*transport)->Shutdown();
+  for (const auto& server : history_servers) server->Shutdown();
   exporter.ReleaseAll();
   return served;
 }

@@ -87,6 +87,7 @@ class Exporter {
     // How often a thread of the exporter's own calls ReapExpired; zero: no thread, the owner calls it.
     absl::Duration reap_interval = absl::ZeroDuration();
     bool block_tags = false;  // tickets promise keyed tags
+    bool unchecked_for_bench = false;  // no checksums are made
   };
 
   struct Counters {

@@ -4,7 +4,11 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <sys/random.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include <algorithm>
 #include <cerrno>
@@ -60,6 +64,7 @@ void EncodeEndpoint(const v1::Endpoint& endpoint, Encoder* e) {
   e->Bytes(endpoint.incarnation());
   e->Bytes(endpoint.transport());
   e->Bytes(endpoint.address());
+  e->Bytes(endpoint.locality());
 }
 
 std::string Mac(const ClusterKey& key, const v1::Ticket& ticket) {
@@ -90,7 +95,8 @@ absl::Status DifferHash(absl::string_view what, const std::string& prefill, cons
 }
 
 bool Oversized(const v1::Endpoint& endpoint) {
-  return endpoint.worker_name().size() > 256 || endpoint.transport().size() > 32 || endpoint.address().size() > 4096;
+  return endpoint.worker_name().size() > 256 || endpoint.transport().size() > 32 || endpoint.address().size() > 4096 ||
+         endpoint.locality().size() > 256;
 }
 
 absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(absl::StrCat("ticket: ", what)); }
@@ -137,7 +143,13 @@ std::string TransferId::ToString() const { return absl::StrFormat("%016x%016x", 
 
 std::string RandomIncarnation() { return TransferId::Random().ToString(); }
 
-uint64_t BlockChecksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+uint64_t BlockChecksum(std::span<const std::byte> bytes) {
+#if defined(__x86_64__)
+  return XXH3_64bits_dispatch(bytes.data(), bytes.size());  // AVX2 or AVX-512 where there is one: the same value
+#else
+  return XXH3_64bits(bytes.data(), bytes.size());
+#endif
+}
 
 v1::KvLayout LayoutToProto(const kernels::KvLayout& layout) {
   v1::KvLayout out;

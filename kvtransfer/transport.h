@@ -95,6 +95,7 @@ struct ReceiverOptions {
   kernels::KvLayout layout;
   v1::ModelFingerprint fingerprint;
   std::string consumer;       // incarnation of this worker; empty in tests with one attempt each
+  bool unchecked_for_bench = false;  // checksums are not compared; measures what they cost
   bool require_tags = false;  // refuse tickets whose blocks carry no keyed tags
 };
 

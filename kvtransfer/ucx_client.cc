@@ -58,10 +58,12 @@ void UcxClientImpl::BlockArrived(FetchId id, size_t block_idx, ucs_status_t stat
     if (job.arriving == 0) EndQuarantine(it);
     return;
   }
+  if (!job.lost.ok()) return;  // the end of the connection ends it
   if (status != UCS_OK) {
-    Fail(id, UcxError(absl::StrCat("block ", block_idx, " did not arrive from worker ",
-                                   job.reception.endpoint().worker_name()), status));
-    return;
+    const absl::Status why = UcxError(
+        absl::StrCat("block ", block_idx, " did not arrive from worker ", job.reception.endpoint().worker_name()), status);
+    Conn* conn = FindConn(job.conn);
+    return conn != nullptr && !conn->closing ? LoseConn(conn, why) : Fail(id, why);
   }
   if (absl::Status s = job.reception.Arrived(block_idx); !s.ok()) {
     Fail(id, s);
@@ -167,7 +169,16 @@ absl::Time UcxClientImpl::OnTick(absl::Time now) {
   }
   for (FetchId id : late) Fail(id, absl::DeadlineExceededError("the deadline passed during the KV fetch"));
   for (FetchId id : silent) {
-    Fail(id, absl::UnavailableError("the exporting worker fell silent during the KV fetch"));
+    auto it = jobs_.find(id);
+    if (it == jobs_.end() || !it->second.lost.ok()) continue;
+    const absl::Status why = absl::UnavailableError("the exporting worker fell silent during the KV fetch");
+    // Closed, so that nothing of it can arrive any more: the destination is free for another way at once.
+    Conn* conn = FindConn(it->second.conn);
+    if (conn != nullptr && !conn->closing) {
+      LoseConn(conn, why);
+    } else {
+      Fail(id, why);
+    }
   }
   for (FetchId id : retry) {
     if (auto it = jobs_.find(id); it != jobs_.end()) Connect(&it->second);

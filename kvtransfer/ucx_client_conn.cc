@@ -128,6 +128,12 @@ void UcxClientImpl::LoseConn(Conn* conn, const absl::Status& why) {
   CloseConn(conn);
   for (FetchId id : affected) {
     Job& job = jobs_.at(id);
+    if (job.arriving > 0) {
+      // The connection's end ends these receives too; then the destination is the caller's again, who may fetch the same
+      // blocks by another transport.
+      job.lost = why;
+      continue;
+    }
     if (established || job.attempts >= options_.connect_attempts) {
       Fail(id, why);
       continue;
@@ -148,6 +154,15 @@ void UcxClientImpl::CloseConn(Conn* conn) {
       const auto next = std::next(it);
       if (it->second.conn == id && it->second.over) EndQuarantine(it);
       it = next;
+    }
+    std::vector<FetchId> lost;
+    for (auto& [job_id, job] : jobs_) {
+      if (job.conn == id && !job.lost.ok()) lost.push_back(job_id);
+    }
+    for (FetchId job_id : lost) {
+      Job& job = jobs_.at(job_id);
+      job.arriving = 0;
+      Fail(job_id, job.lost);
     }
     conns_.erase(id);
   });

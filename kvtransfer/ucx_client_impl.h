@@ -25,7 +25,7 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
       : receiver_(std::move(receiver)), options_(std::move(options)) {}
   ~UcxClientImpl() override { Shutdown(); }
 
-  absl::Status Start() { return StartLoop(options_.network_trusted); }
+  absl::Status Start() { return StartLoop(options_.network_trusted, options_.only_transports); }
   absl::string_view name() const override { return kTransportName; }
   FetchId Fetch(FetchRequest request, FetchCallback done) override;
   void Cancel(FetchId id) override;
@@ -62,6 +62,7 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
     absl::Time beat_at = absl::InfiniteFuture();
     int arriving = 0;          // receives that UCX may still write for
     bool server_done = false;  // its end is here
+    absl::Status lost = absl::OkStatus();  // not OK: the connection is being closed under it, and then it fails with this
     // Set once the callback ran while bytes could still arrive.
     bool over = false;
     std::shared_ptr<kvcache::BlockPool> pool;

@@ -88,19 +88,22 @@ UcxLoop::~UcxLoop() {
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-absl::Status UcxLoop::Init(bool network_trusted) {
+absl::Status UcxLoop::Init(bool network_trusted, const std::string& transports) {
   static const bool logging = (ucs_log_push_handler(&LogToStderr), true);
   (void)logging;
   ucp_config_t* config = nullptr;
   ucs_status_t s = ucp_config_read(nullptr, nullptr, &config);
   if (s != UCS_OK) return UcxError("UCX configuration", s);
   const std::string devices = network_trusted ? "all" : LoopbackDevice();
+  // The TCP transport serves raw PUT requests to any address, whatever is configured. It is there all the same, for UCX
+  // makes connections by address over no other; on loopback only, unless the network is trusted (docs/TRANSPORT.md).
+  const std::string tls = !transports.empty() ? transports : "sysv,posix,cma,tcp";
   // The last three are the transports' own settings (UCX_TCP_PUT_ENABLE and so on; here the names go without prefix).
   // Shared memory and CMA say that they notice a dead peer, and may be used with error handling PEER, only when told to:
   // UCX asks that memory be revocable before it lets a peer read it. Ours is not revoked, and need not be: a read that
   // comes too late is caught by the block's checksum, and with get_zcopy nobody ever writes into another process.
   const std::pair<const char*, const char*> settings[] = {
-      {"TLS", "sysv,posix,cma,tcp"}, {"NET_DEVICES", devices.c_str()}, {"SOCKADDR_TLS_PRIORITY", "tcp"},
+      {"TLS", tls.c_str()}, {"NET_DEVICES", devices.c_str()}, {"SOCKADDR_TLS_PRIORITY", "tcp"},
       {"KEEPALIVE_INTERVAL", "5s"},  {"RNDV_SCHEME", "get_zcopy"},     {"PUT_ENABLE", "n"},
       {"MM_ERROR_HANDLING", "y"},    {"MEMORY_INVALIDATE", "y"},
   };
@@ -129,10 +132,10 @@ absl::Status UcxLoop::Init(bool network_trusted) {
   return OnStart();
 }
 
-absl::Status UcxLoop::StartLoop(bool network_trusted) {
+absl::Status UcxLoop::StartLoop(bool network_trusted, const std::string& transports) {
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (wake_fd_ < 0) return absl::UnavailableError("no event descriptor is left; raise the limit of open files");
-  thread_ = std::thread([this, network_trusted] { ThreadMain(network_trusted); });
+  thread_ = std::thread([this, network_trusted, transports] { ThreadMain(network_trusted, transports); });
   MutexLock lock(&mu_);
   while (!started_) started_cv_.Wait(&mu_);
   return start_status_;
@@ -161,8 +164,8 @@ bool UcxLoop::Post(Task&& task) {
   return true;
 }
 
-void UcxLoop::ThreadMain(bool network_trusted) {
-  const absl::Status status = Init(network_trusted);
+void UcxLoop::ThreadMain(bool network_trusted, const std::string& transports) {
+  const absl::Status status = Init(network_trusted, transports);
   {
     MutexLock lock(&mu_);
     start_status_ = status;
@@ -172,7 +175,8 @@ void UcxLoop::ThreadMain(bool network_trusted) {
   }
   absl::Time stop_by = absl::InfiniteFuture();
   while (status.ok()) {
-    for (int i = 0; i < 64 && ucp_worker_progress(worker_) != 0; ++i) {
+    // A block that has arrived is looked at before the next one is copied: its bytes are still in the cache.
+    for (int i = 0; i < 64 && ucp_worker_progress(worker_) != 0 && deferred_.empty(); ++i) {
     }
     RunTasks();
     const absl::Time now = absl::Now();

@@ -44,7 +44,7 @@ class UcxLoop {
   virtual ~UcxLoop();
 
   // Starts the thread; returns when OnStart has, with its status.
-  absl::Status StartLoop(bool network_trusted);
+  absl::Status StartLoop(bool network_trusted, const std::string& transports);
   // OnStop, then waits until Quiesced or a bound; destroys worker and context. Idempotent, any thread but the loop's.
   void StopLoop();
   // Runs `task` on the loop; false when the loop has stopped, and `task` is then untouched. Any thread.
@@ -82,8 +82,8 @@ class UcxLoop {
   struct SendOp;
   struct CloseOp;
 
-  void ThreadMain(bool network_trusted);
-  absl::Status Init(bool network_trusted);
+  void ThreadMain(bool network_trusted, const std::string& transports);
+  absl::Status Init(bool network_trusted, const std::string& transports);
   void RunTasks();
   void Wait(absl::Time until);
   void Destroy();

@@ -6,6 +6,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kvtransfer/locality.h"
 #include "kvtransfer/ucx_runtime.h"
 #include "kvtransfer/ucx_transport.h"
 #include "kvtransfer/ucx_wire.h"
@@ -34,7 +35,7 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
       : exporter_(exporter), options_(std::move(options)), bind_(bind) {}
   ~UcxServerImpl() override { Shutdown(); }
 
-  absl::Status Start() { return StartLoop(options_.network_trusted); }
+  absl::Status Start() { return StartLoop(options_.network_trusted, options_.only_transports); }
   v1::Endpoint endpoint() const override { return endpoint_; }
   void Shutdown() override { StopLoop(); }
   UcxServerCounters counters() const override {
@@ -142,6 +143,7 @@ absl::Status UcxServerImpl::OnStart() {
   endpoint_.set_incarnation(exporter_->options().incarnation);
   endpoint_.set_transport("ucx");
   endpoint_.set_address(bound.ToString());
+  if (bound.loopback()) endpoint_.set_locality(NetworkLocality());
   return absl::OkStatus();
 }
 

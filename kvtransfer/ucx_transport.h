@@ -30,6 +30,8 @@ struct UcxOptions {
   // Connection attempts of one fetch, and the pause before the second; it doubles.
   int connect_attempts = 4;
   absl::Duration connect_backoff = absl::Milliseconds(20);
+  // Benchmarks: UCX transports to choose from instead of all, such as "tcp".
+  std::string only_transports;
   // Tests: called on the server's thread when a block's seal is made, before the block is sent.
   std::function<void(TransferId id, size_t block_idx)> before_block_for_test;
 };

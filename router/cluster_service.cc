@@ -1,5 +1,8 @@
 #include "router/cluster_service.h"
 
+#include <optional>
+
+#include "absl/strings/str_cat.h"
 #include "common/logging.h"
 #include "common/status.h"
 
@@ -14,10 +17,21 @@ grpc::ServerUnaryReactor* Done(grpc::CallbackServerContext* context, const absl:
 
 }  // namespace
 
+absl::Status ClusterService::CheckCaller(const grpc::CallbackServerContext& context,
+                                         const v1::WorkerInfo& worker) const {
+  if (!security_.tls()) return security_.CheckAddress("the worker's address", worker.address());
+  const std::optional<rpc::PeerRole> role = rpc::RoleOf(*context.auth_context());
+  if (role.has_value() && rpc::Name(*role) == absl::string_view(worker.role())) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("a certificate of ", role.has_value() ? rpc::Name(*role) : "no role",
+                                                  " cannot register a worker of role \"",
+                                                  absl::string_view(worker.role()).substr(0, 32), "\""));
+}
+
 grpc::ServerUnaryReactor* ClusterService::Register(grpc::CallbackServerContext* context,
                                                    const v1::RegisterRequest* request, v1::RegisterResponse* response) {
   const v1::WorkerInfo& worker = request->worker();
-  const absl::Status status = view_->Register(worker);
+  absl::Status status = CheckCaller(*context, worker);
+  if (status.ok()) status = view_->Register(worker);
   if (status.ok()) {
     LogInfo("worker registered", {{"worker", worker.name()},
                                   {"incarnation", worker.incarnation()},
@@ -38,7 +52,12 @@ grpc::ServerUnaryReactor* ClusterService::Heartbeat(grpc::CallbackServerContext*
   uint64_t prefix_version = 0;
   const absl::Status status = view_->Heartbeat(*request, &prefix_version);
   response->set_prefix_version(prefix_version);
-  if (status.ok()) on_change_();
+  if (status.ok()) {
+    on_change_();
+    for (v1::KvPeer& peer : view_->KvPeers({request->name(), request->incarnation()})) {
+      *response->add_peers() = std::move(peer);
+    }
+  }
   return Done(context, status);
 }
 

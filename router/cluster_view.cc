@@ -378,6 +378,24 @@ void ClusterView::ReportUnreachable(const WorkerId& id) {
   worker->suspect_until = clock_->Now() + worker->suspect_for;
 }
 
+std::vector<v1::KvPeer> ClusterView::KvPeers(const WorkerId& id) const {
+  MutexLock lock(&mu_);
+  std::vector<v1::KvPeer> peers;
+  const auto self = workers_.find(id.name);
+  if (self == workers_.end()) return peers;
+  for (const auto& [name, w] : workers_) {
+    if (w.role == self->second.role || w.state == WorkerState::kLost) continue;
+    v1::KvPeer peer;
+    peer.set_name(name);
+    peer.set_incarnation(w.info.incarnation());
+    for (const v1::Endpoint& endpoint : w.info.endpoints()) {
+      if (!endpoint.address().empty()) *peer.add_endpoints() = endpoint;
+    }
+    if (peer.endpoints_size() > 0) peers.push_back(std::move(peer));
+  }
+  return peers;
+}
+
 void ClusterView::FillStatus(v1::ClusterStatus* status) const {
   MutexLock lock(&mu_);
   const absl::Time now = clock_->Now();

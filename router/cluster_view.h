@@ -129,6 +129,9 @@ class ClusterView {
   // on): one transient error never bans a worker.
   void ReportUnreachable(const WorkerId& id);
 
+  // Live workers that `id` may fetch KV from: those of the other role that say where they serve it.
+  std::vector<v1::KvPeer> KvPeers(const WorkerId& id) const;
+
   // Fills workers, fingerprint and refused.
   void FillStatus(v1::ClusterStatus* status) const;
   const ClusterViewOptions& options() const { return options_; }

@@ -42,8 +42,10 @@ PlacementOptions PlacementOptionsFrom(const v1::Config& config) {
 
 }  // namespace
 
-Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metrics* metrics, Clock* clock)
+Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ModelText> text, Metrics* metrics,
+               Clock* clock)
     : config_(config),
+      security_(std::move(security)),
       text_(std::move(text)),
       metrics_(metrics),
       clock_(clock),
@@ -52,13 +54,14 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
       view_(ViewOptions(config, *text_), clock,
             [this](const WorkerId& id, const std::string& why) { OnWorkerGone(id, why); }),
       placement_(&view_, clock, PlacementOptionsFrom(config)),
+      channels_(security_),
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       calls_(&channels_),
       context_{&table_, &placement_, &channels_, &calls_, &router_metrics_, text_.get(), clock},
       intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
       inference_(&intake_),
       cluster_(
-          &view_, &router_metrics_,
+          &view_, &router_metrics_, security_,
           [this] {
             UpdateHealth();
             placement_.Changed();
@@ -68,9 +71,12 @@ Router::Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metric
       openai_({config.tool_format()}, &intake_, metrics) {}
 
 absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, Metrics* metrics, Clock* clock) {
+  absl::StatusOr<rpc::Security> security = rpc::Security::FromConfig(config, {rpc::PeerRole::kRouter});
+  if (!security.ok()) return security.status();
+  if (absl::Status s = security->CheckAddress("the gRPC address", config.listen()); !s.ok()) return s;
   absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);
   if (!text.ok()) return text.status();
-  std::unique_ptr<Router> router(new Router(config, *std::move(text), metrics, clock));
+  std::unique_ptr<Router> router(new Router(config, *std::move(security), *std::move(text), metrics, clock));
   if (absl::Status status = router->OpenHttp(); !status.ok()) return status;
   if (absl::Status status = router->OpenGrpc(); !status.ok()) return status;
   router->collect_hook_ = metrics->OnCollect([r = router.get()] { r->CollectGauges(); });
@@ -98,10 +104,13 @@ absl::Status Router::OpenHttp() {
 absl::Status Router::OpenGrpc() {
   rpc::ServerOptions options;
   options.listen = config_.listen();
+  options.security = security_;
+  options.anonymous_ok = !config_.tls_require_client_cert();
   // One client connection may carry as many requests as the queue takes, and the health and status calls besides.
   options.max_concurrent_streams = static_cast<int>(std::min<uint32_t>(config_.max_queue(), 65536)) + 100;
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
-      rpc::Server::Start(options, {{"baton.v1.Inference", &inference_}, {"baton.v1.Cluster", &cluster_}});
+      rpc::Server::Start(
+      options, {{"baton.v1.Inference", &inference_, rpc::kEveryRole}, {"baton.v1.Cluster", &cluster_}});
   if (!server.ok()) return server.status();
   {
     MutexLock lock(&health_mu_);

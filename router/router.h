@@ -27,7 +27,7 @@ namespace baton::router {
 class Router {
  public:
   // Opens both ports and serves. `metrics` and `clock` are not owned and outlive the router. Errors as ModelText::Load,
-  // rpc::Server::Start and rpc::HttpServer::Start.
+  // rpc::Security::FromConfig, rpc::Server::Start and rpc::HttpServer::Start.
   static absl::StatusOr<std::unique_ptr<Router>> Start(const v1::Config& config, Metrics* metrics, Clock* clock);
   // Ends what still runs with UNAVAILABLE and returns when every call is over.
   ~Router();
@@ -43,7 +43,8 @@ class Router {
   size_t requests_in_flight() const { return table_.running(); }
 
  private:
-  Router(const v1::Config& config, std::unique_ptr<ModelText> text, Metrics* metrics, Clock* clock);
+  Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ModelText> text, Metrics* metrics,
+         Clock* clock);
 
   absl::Status OpenHttp();
   absl::Status OpenGrpc();
@@ -54,6 +55,7 @@ class Router {
   void CollectGauges();
 
   const v1::Config config_;
+  const rpc::Security security_;
   const std::unique_ptr<ModelText> text_;
   Metrics* const metrics_;
   Clock* const clock_;

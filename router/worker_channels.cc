@@ -10,12 +10,15 @@ std::shared_ptr<WorkerStubs> WorkerChannels::Get(const WorkerRef& worker) {
   MutexLock lock(&mu_);
   std::shared_ptr<WorkerStubs>& stubs = stubs_[worker.id];
   if (stubs == nullptr) {
+    // Two channels, for each asks for a server of its role; only the one that is used connects.
     rpc::ChannelOptions options;
     options.own_connection = true;
-    const std::shared_ptr<grpc::Channel> channel = rpc::CreateChannel(worker.address, options);
+    options.security = security_;
+    options.peer = rpc::PeerRole::kPrefill;
     stubs = std::make_shared<WorkerStubs>();
-    stubs->prefill = v1::PrefillWorker::NewStub(channel);
-    stubs->decode = v1::DecodeWorker::NewStub(channel);
+    stubs->prefill = v1::PrefillWorker::NewStub(rpc::CreateChannel(worker.address, options));
+    options.peer = rpc::PeerRole::kDecode;
+    stubs->decode = v1::DecodeWorker::NewStub(rpc::CreateChannel(worker.address, options));
   }
   return stubs;
 }

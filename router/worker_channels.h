@@ -6,8 +6,10 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "common/mutex.h"
+#include "common/rpc/security.h"
 #include "proto/worker.grpc.pb.h"
 #include "router/request_lifecycle.h"
 
@@ -21,12 +23,14 @@ struct WorkerStubs {
 // Thread-safe. Stubs stay valid while somebody holds them.
 class WorkerChannels {
  public:
+  explicit WorkerChannels(rpc::Security security) : security_(std::move(security)) {}
   // Makes the channel at the first call; it connects when first used.
   std::shared_ptr<WorkerStubs> Get(const WorkerRef& worker);
   // Drops the channels of all others; running calls go on.
   void KeepOnly(const std::set<WorkerId>& ids);
 
  private:
+  const rpc::Security security_;
   Mutex mu_;
   std::map<WorkerId, std::shared_ptr<WorkerStubs>> stubs_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,3 +1,5 @@
+#include "common/rpc/address.h"
+
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -9,7 +11,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/rpc/server.h"
 
 namespace baton::rpc {
 

@@ -39,11 +39,16 @@ std::shared_ptr<grpc::Channel> CreateChannel(const std::string& address, const C
   args.SetMaxReceiveMessageSize(options.max_message_bytes);
   args.SetMaxSendMessageSize(options.max_message_bytes);
   if (options.retry_unavailable) args.SetServiceConfigJSON(kRetryConfig);
+  if (options.bulk) {
+    args.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20);
+    args.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
+  }
   if (options.own_connection) {
     static std::atomic<int64_t> next_id{0};
     args.SetString("baton.channel_id", absl::StrCat(next_id.fetch_add(1)));
   }
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  const std::shared_ptr<grpc::ChannelCredentials> credentials = options.security.ChannelCredentials(options.peer, &args);
+  return grpc::CreateCustomChannel(address, credentials, args);
 }
 
 void SetDeadline(grpc::ClientContext* context, absl::Time deadline) {

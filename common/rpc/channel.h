@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/rpc/security.h"
 
 namespace baton::rpc {
 
@@ -18,6 +19,11 @@ struct ChannelOptions {
   bool retry_unavailable = true;
   // Two channels of one process to one address share a connection unless this differs.
   bool own_connection = false;
+  // Whether a plain-text address is acceptable (Security::CheckAddress) is for the caller to ask first.
+  // For streams of large messages: wide flow-control windows.
+  bool bulk = false;
+  Security security;
+  PeerRole peer = PeerRole::kRouter;  // under TLS, what the server must prove to be
 };
 
 // Never null; connects when first used. `address` is host:port.

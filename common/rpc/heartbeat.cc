@@ -17,6 +17,7 @@ constexpr absl::Duration kCallTimeout = absl::Seconds(2);
 Heartbeat::Heartbeat(HeartbeatOptions options) : options_(std::move(options)), period_(options_.period) {
   ChannelOptions channel;
   channel.retry_unavailable = false;  // this loop is the retry
+  channel.security = options_.security;
   stub_ = v1::Cluster::NewStub(CreateChannel(options_.router, channel));
   thread_ = std::thread([this] { Run(); });
 }
@@ -81,6 +82,7 @@ absl::Status Heartbeat::Beat(bool draining) {
   v1::HeartbeatResponse response;
   absl::Status status = Call(&v1::Cluster::Stub::Heartbeat, request, &response);
   if (status.ok()) prefix_version_ = response.prefix_version();
+  if (status.ok() && options_.on_answer) options_.on_answer(response);
   return status;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
+#include "common/rpc/security.h"
 #include "proto/cluster.grpc.pb.h"
 
 namespace baton::rpc {
@@ -23,9 +24,11 @@ struct HeartbeatOptions {
   absl::Duration period = absl::Milliseconds(500);  // the router's answer overrides it
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
+  Security security;
   std::function<v1::WorkerLoad()> load;
   // Names of cached prefixes: what changed since the version the router has. Null: none are told.
   std::function<v1::PrefixReport(uint64_t version)> prefixes;
+  std::function<void(const v1::HeartbeatResponse&)> on_answer;  // to each heartbeat that was answered
   // Tells of changes only: OK when registered; FAILED_PRECONDITION when the router refuses this worker (it tries again
   // at max_backoff: the cluster's model may change); UNAVAILABLE and the like when the router cannot be reached.
   std::function<void(const absl::Status&)> on_change;

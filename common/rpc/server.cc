@@ -37,6 +37,12 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
 }
 
+std::vector<CallRule> RulesFor(const std::vector<NamedService>& services) {
+  std::vector<CallRule> rules = {{"/grpc.health.v1.Health/", kEveryRole}, {"/grpc.reflection.", kEveryRole}};
+  for (const NamedService& named : services) rules.push_back({absl::StrCat("/", named.name, "/"), named.callers});
+  return rules;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
@@ -44,16 +50,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   absl::StatusOr<HostPort> target = ParseHostPort(options.listen);
   if (!target.ok()) return target.status();
   if (absl::Status s = ExplainBindFailure(options.listen); !s.ok()) return s;
+  if (absl::Status s = options.security.CheckAddress("the gRPC address", options.listen); !s.ok()) return s;
   EnablePluginsOnce(options.reflection);
 
   std::unique_ptr<Server> server(new Server());
   grpc::ServerBuilder builder;
   Configure(options, &builder);
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &server->port_);
+  builder.AddListeningPort(options.listen,
+                           options.security.ServerCredentials(RulesFor(services), options.anonymous_ok), &server->port_);
   for (const NamedService& named : services) {
-    builder.RegisterService(named.service);
+    if (named.service != nullptr) builder.RegisterService(named.service);
     server->health_names_.push_back(named.name);
   }
+  if (options.generic_service != nullptr) builder.RegisterCallbackGenericService(options.generic_service);
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr || server->port_ == 0) {
     absl::Status reason = ExplainBindFailure(options.listen);
@@ -61,7 +70,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     return reason;
   }
   server->address_ = JoinHostPort(target->host, server->port_);
-  if (!IsLoopback(target->host)) {
+  if (!IsLoopback(target->host) && !options.security.tls()) {
     LogWarn("listening beyond this host without encryption", {{"address", server->address_}});
   }
   if (auto* health = server->server_->GetHealthCheckService()) health->SetServingStatus("liveness", true);

@@ -12,6 +12,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/rpc/address.h"
+#include "common/rpc/security.h"
 
 namespace baton::rpc {
 
@@ -24,18 +26,22 @@ struct ServerOptions {
   int max_message_bytes = 8 << 20;
   int max_concurrent_streams = 100;  // of one connection
   bool reflection = true;
+  Security security;
+  grpc::CallbackGenericService* generic_service = nullptr;  // of methods that no service has; not owned
+  bool anonymous_ok = false;  // clients without a certificate may call what every role may call
 };
 
 struct NamedService {
   std::string name;  // "baton.v1.Inference", for health
-  grpc::Service* service = nullptr;
+  grpc::Service* service = nullptr;  // null: its methods are the generic service's
+  PeerRoles callers = kInternalRoles;  // under TLS
 };
 
 // Thread contract: thread-safe. The services are not owned and outlive the server.
 class Server {
  public:
   // Starts to listen; health says NOT_SERVING (and "liveness" SERVING) until SetServing(true).
-  // INVALID_ARGUMENT: not host:port. ALREADY_EXISTS: the port is in use. PERMISSION_DENIED, UNAVAILABLE: it cannot be
+  // INVALID_ARGUMENT: not host:port. FAILED_PRECONDITION: plain text beyond loopback. ALREADY_EXISTS: the port is in use. PERMISSION_DENIED, UNAVAILABLE: it cannot be
   // bound otherwise. Each message names the address and what to do.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const std::vector<NamedService>& services);
@@ -59,19 +65,6 @@ class Server {
   int port_ = 0;
   bool shut_down_ = false;
 };
-
-// "host:port" taken apart; port 0 to 65535. IPv6 hosts are in brackets.
-struct HostPort {
-  std::string host;
-  int port = 0;
-};
-absl::StatusOr<HostPort> ParseHostPort(absl::string_view address);
-std::string JoinHostPort(absl::string_view host, int port);
-// True for 127.0.0.0/8, ::1 and localhost.
-bool IsLoopback(absl::string_view host);
-
-// Why `address` cannot be bound, found by trying: OK when it can.
-absl::Status ExplainBindFailure(absl::string_view address);
 
 }  // namespace baton::rpc
 

@@ -73,6 +73,15 @@ std::string WorkerHost::address() const {
   return address_;
 }
 
+absl::Status WorkerHost::LoadSecurity() {
+  absl::StatusOr<Security> security =
+      Security::FromConfig(config_, {role_ == "prefill" ? PeerRole::kPrefill : PeerRole::kDecode});
+  if (!security.ok()) return security.status();
+  security_ = *std::move(security);
+  if (absl::Status s = security_.CheckAddress("the gRPC address", config_.listen()); !s.ok()) return s;
+  return config_.has_router() ? security_.CheckAddress("the router's address", config_.router()) : absl::OkStatus();
+}
+
 absl::Status WorkerHost::StartHttp() {
   HttpServerOptions options;
   options.listen = config_.http();
@@ -123,6 +132,7 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
   ServerOptions options;
   options.listen = config_.listen();
   options.quota_bytes = kWorkerQuotaBytes;
+  options.security = security_;
   options.max_concurrent_streams = 4096;  // one router connection carries all requests
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options, services);
   if (!server.ok()) return server.status();
@@ -143,8 +153,10 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
     heartbeat.router = config_.router();
     heartbeat.worker = std::move(info);
     heartbeat.period = absl::Milliseconds(config_.heartbeat_ms());
+    heartbeat.security = security_;
     heartbeat.load = hooks_.load;
     heartbeat.prefixes = hooks_.prefixes;
+    heartbeat.on_answer = hooks_.on_heartbeat;
     heartbeat.on_change = [this](const absl::Status& status) { OnRegistration(status); };
     heartbeat_ = std::make_unique<Heartbeat>(std::move(heartbeat));
   }

@@ -32,6 +32,8 @@ struct WorkerHooks {
   std::function<void()> drain;
   // True when no request runs and no ticket is outstanding.
   std::function<bool()> idle;
+  // The router's answer to each heartbeat; may be empty. Returns at once.
+  std::function<void(const v1::HeartbeatResponse&)> on_heartbeat = {};
 };
 
 // Thread contract: one owner; the Worker service inside is called by gRPC.
@@ -45,12 +47,17 @@ class WorkerHost {
   const std::string& name() const { return name_; }
   const std::string& incarnation() const { return incarnation_; }
 
+  // Checks certificates and addresses, so that a worker does not load a model in vain. Errors as Security::FromConfig and
+  // CheckAddress.
+  absl::Status LoadSecurity();
+  const Security& security() const { return security_; }
+
   // Opens the HTTP port, so that health answers "loading" while the model is read.
   absl::Status StartHttp();
   // Progress of loading, in [0, 1], to stdout and /health/ready.
   void ReportLoading(absl::string_view phase, double fraction);
 
-  // Opens the gRPC port, registers with the router and serves until drained; then everything is closed. `info` needs
+  // Opens the gRPC port (after LoadSecurity, else as plain text), registers with the router and serves until drained; then everything is closed. `info` needs
   // what describes the model; name, role, addresses and process are filled in here. `services` besides baton.v1.Worker.
   // OK after a drain that finished; DEADLINE_EXCEEDED when drain_timeout_ms passed and requests were cut off;
   // FAILED_PRECONDITION, after a drain, when the router refuses this worker (another model or KV layout, or replaced by
@@ -72,6 +79,7 @@ class WorkerHost {
   const std::string incarnation_;
   ShutdownSignals* const signals_;
   Metrics* const metrics_;
+  Security security_;
   std::atomic<double> progress_{0};
   std::atomic<bool> serving_{false};
   std::atomic<bool> served_{false};  // serving_ was true once: from then on a signal drains instead of exiting at once

@@ -25,7 +25,31 @@ std::vector<std::string> Concat(std::vector<std::string> a, const std::vector<st
   return a;
 }
 
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<std::string> TlsFlags(const ClusterOptions& options) {
+  if (options.tls_dir.empty()) return {};
+  return {absl::StrCat("--tls-dir=", options.tls_dir)};
+}
+
 }  // namespace
+
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const std::string& tls_dir,
+                                           const std::string& peer, const std::string& own) {
+  if (tls_dir.empty()) return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  grpc::SslCredentialsOptions ssl;
+  ssl.pem_root_certs = ReadFile(tls_dir + "/ca.crt");
+  if (!own.empty()) {
+    ssl.pem_cert_chain = ReadFile(absl::StrCat(tls_dir, "/", own, ".crt"));
+    ssl.pem_private_key = ReadFile(absl::StrCat(tls_dir, "/", own, ".key"));
+  }
+  grpc::ChannelArguments args;
+  args.SetSslTargetNameOverride(peer + ".baton.internal");
+  return grpc::CreateCustomChannel(address, grpc::SslCredentials(ssl), args);
+}
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
   auto cluster = std::unique_ptr<Cluster>(new Cluster());
@@ -37,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
 
   auto router = Process::Start(Concat(Concat({"router/router", absl::StrCat("--model=", options.model),
                                               "--listen=127.0.0.1:0", "--http=127.0.0.1:0"},
-                                             options.flags),
+                                             Concat(TlsFlags(options), options.flags)),
                                       options.router_flags));
   if (!router.ok()) return router.status();
   cluster->router_ = *std::move(router);
@@ -45,7 +69,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   if (!ready.ok()) return ready.status();
   cluster->router_address_ = ready->value("listen", "");
   cluster->router_http_ = ready->value("http", "");
-  auto channel = grpc::CreateChannel(cluster->router_address_, grpc::InsecureChannelCredentials());
+  auto channel = OpenChannel(cluster->router_address_, options.tls_dir, "router", "admin");
   cluster->inference_ = v1::Inference::NewStub(channel);
   cluster->cluster_ = v1::Cluster::NewStub(channel);
 
@@ -100,7 +124,7 @@ absl::Status Cluster::StartProcess(WorkerProcess* worker) {
       Concat(Concat({absl::StrCat(program, "/", program), absl::StrCat("--model=", options_.model),
                      absl::StrCat("--router=", router_address_), absl::StrCat("--name=", worker->name), "--threads=1",
                      "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--cluster-key-file=", dir_, "/key")},
-                    options_.flags),
+                    Concat(TlsFlags(options_), options_.flags)),
              worker->flags));
   if (!process.ok()) return process.status();
   worker->process = *std::move(process);
@@ -108,7 +132,7 @@ absl::Status Cluster::StartProcess(WorkerProcess* worker) {
   if (!ready.ok()) return ready.status();
   worker->address = ready->value("listen", "");
   worker->http = ready->value("http", "");
-  worker->stub = v1::Worker::NewStub(grpc::CreateChannel(worker->address, grpc::InsecureChannelCredentials()));
+  worker->stub = v1::Worker::NewStub(OpenChannel(worker->address, options_.tls_dir, worker->role, "admin"));
   return absl::OkStatus();
 }
 

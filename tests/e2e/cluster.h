@@ -25,7 +25,13 @@ struct ClusterOptions {
   std::vector<std::string> router_flags;
   std::vector<std::string> prefill_flags;
   std::vector<std::string> decode_flags;
+  std::string tls_dir = {};  // not empty: mutual TLS everywhere, with certificates from there; the test is the admin
 };
+
+// A channel to a server of role `peer`, showing the certificate of `own` from `tls_dir` (none when empty); plain text
+// without a tls_dir.
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const std::string& tls_dir,
+                                           const std::string& peer, const std::string& own);
 
 struct WorkerProcess {
   std::string name;

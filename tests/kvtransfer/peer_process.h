@@ -77,7 +77,15 @@ class PeerProcess {
         c.handshake_timeouts >> c.expired;
     return c;
   }
+  pid_t pid() const { return pid_; }
   void Signal(int number) { kill(pid_, number); }
+  // Dead, though not collected yet.
+  bool Dead() {
+    siginfo_t info{};
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+  }
+  // Collects one that died, whatever of.
+  void Bury() { Wait(); }
   // Waits for the end; exit status, or minus the signal.
   int Wait() {
     int status = 0;

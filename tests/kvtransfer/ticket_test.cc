@@ -59,6 +59,7 @@ std::vector<Forgery> Forgeries() {
       {"incarnation", [](v1::Ticket* t) { t->mutable_endpoint()->set_incarnation(std::string(32, 'f')); }},
       {"transport", [](v1::Ticket* t) { t->mutable_endpoint()->set_transport("loopback"); }},
       {"address", [](v1::Ticket* t) { t->mutable_endpoint()->set_address("127.0.0.1:4712"); }},
+      {"endpoint locality", [](v1::Ticket* t) { t->mutable_endpoint()->set_locality("x"); }},
       {"dtype", [](v1::Ticket* t) { t->mutable_layout()->set_dtype("bf16"); }},
       {"block_size", [](v1::Ticket* t) { t->mutable_layout()->set_block_size(17); }},
       {"num_layers", [](v1::Ticket* t) { t->mutable_layout()->set_num_layers(31); }},
@@ -103,7 +104,7 @@ TEST(TicketTest, ForgingAnyFieldBreaksTheMac) {
 TEST(TicketTest, EveryFieldOfTheProtoIsForgedAbove) {
   // A field added to the protos must be added to CanonicalEncoding and to Forgeries.
   EXPECT_EQ(v1::Ticket::descriptor()->field_count(), 14);
-  EXPECT_EQ(v1::Endpoint::descriptor()->field_count(), 4);
+  EXPECT_EQ(v1::Endpoint::descriptor()->field_count(), 5);
   EXPECT_EQ(v1::KvLayout::descriptor()->field_count(), 6);
   EXPECT_EQ(v1::ModelFingerprint::descriptor()->field_count(), 4);
   EXPECT_EQ(v1::BlockSlot::descriptor()->field_count(), 2);

@@ -1,0 +1,80 @@
+#include "kvtransfer/kv_transports.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/address.h"
+#include "kvtransfer/grpc_transport.h"
+#include "kvtransfer/ucx_transport.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+absl::Status CheckKind(const v1::Config& config) {
+  if (config.kv_transport() != "loopback") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "kv_transport is loopback, which works inside one process only; use auto, ucx or grpc");
+}
+
+bool UsesUcx(const v1::Config& config) { return config.kv_transport() != "grpc"; }
+bool UsesGrpc(const v1::Config& config) { return config.kv_transport() != "ucx"; }
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(const v1::Config& config,
+                                                                            const rpc::Security& security,
+                                                                            Exporter* exporter,
+                                                                            grpc::Service* link_service) {
+  if (absl::Status s = CheckKind(config); !s.ok()) return s;
+  absl::StatusOr<rpc::HostPort> listen = rpc::ParseHostPort(config.listen());
+  if (!listen.ok()) return listen.status();
+  std::vector<std::unique_ptr<TransportServer>> servers;
+  if (UsesUcx(config)) {
+    UcxOptions options;
+    options.network_trusted = config.kv_network_trusted();
+    // KV goes over the interface that gRPC listens on; beyond loopback only where the operator trusts the network.
+    if (options.network_trusted && !rpc::IsLoopback(listen->host)) options.bind_address = listen->host;
+    absl::StatusOr<std::unique_ptr<UcxServer>> server = UcxServer::Start(exporter, options);
+    if (!server.ok()) return server.status();
+    servers.push_back(*std::move(server));
+  }
+  GrpcKvOptions options;
+  options.security = security;
+  options.listen = config.has_kv_listen() ? config.kv_listen() : rpc::JoinHostPort(listen->host, 0);
+  options.link_service = link_service;
+  absl::StatusOr<std::unique_ptr<GrpcKvServer>> server = GrpcKvServer::Start(exporter, options, UsesGrpc(config));
+  if (!server.ok()) return server.status();
+  servers.push_back(*std::move(server));
+  return servers;
+}
+
+absl::StatusOr<std::unique_ptr<FailoverClient>> StartKvClient(const v1::Config& config, const rpc::Security& security,
+                                                              ReceiverOptions receiver, rpc::PeerRole exporters,
+                                                              FailoverOptions options) {
+  if (absl::Status s = CheckKind(config); !s.ok()) return s;
+  std::vector<std::unique_ptr<TransportClient>> clients;
+  if (UsesUcx(config)) {
+    UcxOptions ucx;
+    ucx.network_trusted = config.kv_network_trusted();
+    absl::StatusOr<std::unique_ptr<UcxClient>> client = UcxClient::Start(receiver, ucx);
+    if (!client.ok()) return client.status();
+    clients.push_back(*std::move(client));
+    options.allowed = [trusted = config.kv_network_trusted(),
+                       next = std::move(options.allowed)](const v1::Endpoint& endpoint) -> absl::Status {
+      if (endpoint.transport() == "ucx" && !trusted && endpoint.locality().empty()) {
+        return absl::FailedPreconditionError("beyond loopback, and kv_network_trusted is not set");
+      }
+      return next != nullptr ? next(endpoint) : absl::OkStatus();
+    };
+  }
+  if (UsesGrpc(config)) {
+    GrpcKvOptions grpc;
+    grpc.security = security;
+    grpc.peer = exporters;
+    clients.push_back(MakeGrpcKvClient(std::move(receiver), grpc));
+  }
+  return std::make_unique<FailoverClient>(std::move(clients), std::move(options));
+}
+
+}  // namespace baton::kvtransfer
