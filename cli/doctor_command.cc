@@ -67,7 +67,12 @@ void AddPorts(const v1::Config& config, Findings* findings) {
 
 void AddCluster(const v1::Config& config, const DoctorFlags& flags, Findings* findings) {
   const std::string& address = config.router();
-  const std::shared_ptr<grpc::Channel> channel = rpc::CreateChannel(address);
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> opened = RouterChannel(config);
+  if (!opened.ok()) {
+    findings->push_back({"router", Health::kBad, std::string(opened.status().message()), "baton config check"});
+    return;
+  }
+  const std::shared_ptr<grpc::Channel>& channel = *opened;
   const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
   grpc::ClientContext context;
   rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));

@@ -10,6 +10,18 @@ namespace {
 constexpr char kNoRouter[] = "NO_ROUTER";
 constexpr absl::Duration kUnaryTimeout = absl::Seconds(10);
 
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const v1::Config& config, absl::string_view what,
+                                                           const std::string& address, rpc::PeerRole peer) {
+  absl::StatusOr<rpc::Security> security =
+      rpc::Security::FromConfig(config, {rpc::PeerRole::kAdmin, rpc::PeerRole::kClient});
+  if (!security.ok()) return security.status();
+  if (absl::Status s = security->CheckAddress(what, address); !s.ok()) return s;
+  rpc::ChannelOptions options;
+  options.security = *std::move(security);
+  options.peer = peer;
+  return rpc::CreateChannel(address, options);
+}
+
 }  // namespace
 
 absl::Status ExplainCall(const grpc::Status& status, const std::string& address, grpc_connectivity_state state) {
@@ -44,13 +56,12 @@ int ExitCodeOf(const absl::Status& status) {
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> RouterChannel(const v1::Config& config) {
-  absl::StatusOr<rpc::Security> security =
-      rpc::Security::FromConfig(config, {rpc::PeerRole::kAdmin, rpc::PeerRole::kClient});
-  if (!security.ok()) return security.status();
-  if (absl::Status s = security->CheckAddress("the router's address", config.router()); !s.ok()) return s;
-  rpc::ChannelOptions options;
-  options.security = *std::move(security);
-  return rpc::CreateChannel(config.router(), options);
+  return OpenChannel(config, "the router's address", config.router(), rpc::PeerRole::kRouter);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> WorkerChannel(const v1::Config& config, const std::string& address,
+                                                             const std::string& role) {
+  return OpenChannel(config, "the worker's address", address, rpc::ParseRole(role).value_or(rpc::PeerRole::kPrefill));
 }
 
 RemoteGenerator::RemoteGenerator(std::shared_ptr<grpc::Channel> channel, const std::string& address,

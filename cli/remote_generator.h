@@ -28,6 +28,9 @@ int ExitCodeOf(const absl::Status& status);
 
 // A channel to the router, encrypted where the settings say so. Errors as rpc::Security::FromConfig and CheckAddress.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> RouterChannel(const v1::Config& config);
+// The same to a worker; `role` as WorkerInfo.role spells it.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> WorkerChannel(const v1::Config& config, const std::string& address,
+                                                             const std::string& role);
 
 class RemoteGenerator : public Generator {
  public:

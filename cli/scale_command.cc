@@ -81,7 +81,9 @@ int RunScale(const ScaleFlags& flags, const Invocation& invocation) {
     return out.Fail(absl::FailedPreconditionError(answer->value("error", "")), "baton status", kExitFailure);
   }
   // Until the router has them all.
-  const std::shared_ptr<grpc::Channel> channel = rpc::CreateChannel(address);
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> opened = RouterChannel(settings->config);
+  if (!opened.ok()) return out.Fail(opened.status(), "baton config check", kExitUsage);
+  const std::shared_ptr<grpc::Channel>& channel = *opened;
   const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
   const absl::Time until = absl::Now() + absl::Seconds(flags.timeout_s);
   std::map<std::string, int> ready;
@@ -118,7 +120,9 @@ int RunDrain(const DrainFlags& flags, const Invocation& invocation) {
       LoadConfig(ProcessRole::kCommand, invocation.setting_args, BatonEnvironment());
   if (!settings.ok()) return out.Fail(settings.status(), "baton drain --help", kExitUsage);
   const std::string& address = settings->config.router();
-  const std::shared_ptr<grpc::Channel> channel = rpc::CreateChannel(address);
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> opened = RouterChannel(settings->config);
+  if (!opened.ok()) return out.Fail(opened.status(), "baton config check", kExitUsage);
+  const std::shared_ptr<grpc::Channel>& channel = *opened;
   const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
   absl::StatusOr<v1::ClusterStatus> cluster = AskStatus(stub.get(), channel.get(), address);
   if (!cluster.ok()) return out.Fail(cluster.status(), "baton status", kExitFailure);
@@ -133,7 +137,10 @@ int RunDrain(const DrainFlags& flags, const Invocation& invocation) {
     return out.Fail(absl::NotFoundError(absl::StrCat("no worker named ", flags.name)), "baton status", kExitFailure);
   }
   const std::string incarnation = worker->info().incarnation();
-  const auto worker_stub = v1::Worker::NewStub(rpc::CreateChannel(worker->info().address()));
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> worker_channel =
+      WorkerChannel(settings->config, worker->info().address(), worker->info().role());
+  if (!worker_channel.ok()) return out.Fail(worker_channel.status(), "baton config check", kExitUsage);
+  const auto worker_stub = v1::Worker::NewStub(*worker_channel);
   grpc::ClientContext context;
   rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
   v1::DrainResponse response;
