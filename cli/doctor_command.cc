@@ -95,7 +95,7 @@ void AddCluster(const v1::Config& config, const DoctorFlags& flags, Findings* fi
   const Findings of_cluster = ClusterFindings(cluster);
   findings->insert(findings->end(), of_cluster.begin(), of_cluster.end());
   if (flags.no_request) return;
-  RemoteGenerator router(address, absl::Seconds(60));
+  RemoteGenerator router(channel, address, absl::Seconds(60));
   v1::ListModelsResponse models;
   v1::Summary summary;
   absl::Status tried = router.ListModels(&models);

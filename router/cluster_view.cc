@@ -384,7 +384,7 @@ std::vector<v1::KvPeer> ClusterView::KvPeers(const WorkerId& id) const {
   const auto self = workers_.find(id.name);
   if (self == workers_.end()) return peers;
   for (const auto& [name, w] : workers_) {
-    if (w.role == self->second.role || w.state == WorkerState::kLost) continue;
+    if (w.info.role() == self->second.info.role() || rows_[w.row].state == WorkerState::kLost) continue;
     v1::KvPeer peer;
     peer.set_name(name);
     peer.set_incarnation(w.info.incarnation());

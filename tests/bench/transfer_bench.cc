@@ -8,6 +8,7 @@
 // Each figure is the median over rounds; a ratio is the median of the rounds' ratios. What is fetched is a set of --mib
 // (at least 4 blocks), all different memory, while ucx_perftest sends one buffer again and again.
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -92,9 +93,19 @@ GrpcKvOptions GrpcFor(const Way& way, const std::string& certs, rpc::PeerRole ro
 
 bool IsUcx(const Way& way) { return way.carrier == "shm" || way.carrier == "tcp"; }
 
+// Receivers on one core, senders on another, ucx_perftest's as ours: where a busy machine puts them is not the question.
+void Pin(int cpu) {
+  if (sysconf(_SC_NPROCESSORS_ONLN) < 2) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof(set), &set);
+}
+
 // The sending process: answers each line on stdin with a ticket for all its blocks.
 int Peer(const Way& way, size_t block_bytes, int64_t num_blocks, const std::string& certs) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  Pin(1);
   const kernels::KvLayout layout = LayoutOf(block_bytes);
   auto pool = *kvcache::BlockPool::Create(layout, num_blocks);
   Exporter exporter({.worker_name = "p0",
@@ -213,7 +224,7 @@ double Perftest(const std::string& carrier, size_t size, uint64_t bytes) {
   static int next_port = 20000 + getpid() % 20000;
   const std::string port = absl::StrCat(next_port++);
   const std::string env = carrier == "tcp" ? "UCX_TLS=tcp UCX_NET_DEVICES=lo" : "UCX_TLS=sysv,posix,cma,self";
-  const std::string server = absl::StrCat("exec env ", env, " ucx_perftest -p ", port, " >/dev/null 2>&1");
+  const std::string server = absl::StrCat("exec taskset -c 0 env ", env, " ucx_perftest -p ", port, " >/dev/null 2>&1");
   const pid_t pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -224,7 +235,7 @@ double Perftest(const std::string& carrier, size_t size, uint64_t bytes) {
   for (int attempt = 0; attempt < 20 && speed == 0; ++attempt) {
     absl::SleepFor(absl::Milliseconds(100));  // until it listens
     const std::string client =
-        absl::StrCat(env, " ucx_perftest 127.0.0.1 -p ", port, " -t ucp_am_bw -f -w 4 -s ", size, " -n ",
+        absl::StrCat("taskset -c 1 env ", env, " ucx_perftest 127.0.0.1 -p ", port, " -t ucp_am_bw -f -w 4 -s ", size, " -n ",
                      std::max<uint64_t>(8, bytes / size), " 2>/dev/null");
     FILE* out = popen(client.c_str(), "r");
     char line[512];
@@ -255,6 +266,7 @@ struct Options {
 };
 
 int Run(const Options& options) {
+  Pin(0);
   nlohmann::ordered_json report;
   report["rounds"] = options.rounds;
   report["bytes_a_fetch"] = options.bytes;
