@@ -66,10 +66,10 @@ absl::StatusOr<std::vector<int32_t>> Tokenize(const TokenizeFlags& flags, const 
   }
   if (flags.local) return TokenizeLocally(request, config.model());
   v1::TokenizeResponse response;
-  if (absl::Status s = RemoteGenerator(config.router(), absl::InfiniteDuration()).Tokenize(request, &response);
-      !s.ok()) {
-    return s;
-  }
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = RouterChannel(config);
+  if (!channel.ok()) return channel.status();
+  RemoteGenerator router(*channel, config.router(), absl::InfiniteDuration());
+  if (absl::Status s = router.Tokenize(request, &response); !s.ok()) return s;
   return std::vector<int32_t>(response.token_ids().begin(), response.token_ids().end());
 }
 
@@ -92,10 +92,10 @@ absl::StatusOr<std::string> Detokenize(const TokenizeFlags& flags, const v1::Con
     return (*text)->tokenizer().Decode(std::vector<int32_t>(request.token_ids().begin(), request.token_ids().end()));
   }
   v1::DetokenizeResponse response;
-  if (absl::Status s = RemoteGenerator(config.router(), absl::InfiniteDuration()).Detokenize(request, &response);
-      !s.ok()) {
-    return s;
-  }
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = RouterChannel(config);
+  if (!channel.ok()) return channel.status();
+  RemoteGenerator router(*channel, config.router(), absl::InfiniteDuration());
+  if (absl::Status s = router.Detokenize(request, &response); !s.ok()) return s;
   return response.text();
 }
 

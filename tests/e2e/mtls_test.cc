@@ -89,10 +89,6 @@ TEST_F(MtlsTest, AClientsCertificateDoesNotReachTheInside) {
     auto stub = v1::Worker::NewStub(channel);
     const grpc::Status drain = Call(*stub, &v1::Worker::Stub::Drain, v1::DrainRequest(), &drained);
     EXPECT_EQ(drain.error_code(), grpc::StatusCode::PERMISSION_DENIED) << drain.error_message();
-    v1::ReleaseTicketResponse released;
-    auto prefill = v1::PrefillWorker::NewStub(channel);
-    EXPECT_EQ(Call(*prefill, &v1::PrefillWorker::Stub::ReleaseTicket, v1::ReleaseTicketRequest(), &released).error_code(),
-              grpc::StatusCode::PERMISSION_DENIED);
   }
   auto cluster = v1::Cluster::NewStub(OpenChannel(cluster_->router_address(), dir_, "router", "client"));
   v1::ClusterStatus status;
