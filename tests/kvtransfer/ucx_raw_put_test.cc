@@ -106,8 +106,8 @@ Harm Put(PeerProcess* peer, uint32_t host, uint16_t port, uint64_t address, uint
     }
   }
   close(fd);
-  for (int i = 0; i < 300 && !harm.killed; ++i) {
-    absl::SleepFor(absl::Milliseconds(1));
+  for (int i = 0; i < 300 && !harm.killed && !harm.wrote; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
     harm.killed = peer->Dead();
   }
   return harm;
@@ -133,7 +133,8 @@ TEST(UcxRawPutTest, WhoeverReachesAUcxPortHarmsTheWorkerAndOnlyThisHostReachesIt
     const Harm done = Put(&peer, host, port, address, value);
     harm.wrote = harm.wrote || done.wrote;
     harm.killed = harm.killed || done.killed;
-    if (done.killed) peer.Bury();
+    peer.Signal(SIGKILL);  // it may be dying
+    peer.Bury();
   }
   std::printf("  a PUT request: %s, %s\n", harm.wrote ? "memory written" : "memory not seen written",
               harm.killed ? "process dead" : "process alive");
