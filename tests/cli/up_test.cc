@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -29,6 +30,10 @@ class UpTest : public ::testing::Test {
     static int counter = 0;
     dir_ = TempDir() + "/up" + std::to_string(::getpid()) + "." + std::to_string(counter++);
     ASSERT_EQ(::mkdir(dir_.c_str(), 0700), 0);
+    // A socket's path has room for 107 bytes, which the test's own folder may use up.
+    char runtime[] = "/tmp/baton-up-XXXXXX";
+    ASSERT_NE(::mkdtemp(runtime), nullptr);
+    runtime_dir_ = runtime;
     const char* srcdir = std::getenv("TEST_SRCDIR");
     const std::string fake = std::string(srcdir) + "/baton/tests/cli/fake_process";
     for (const char* name : {"router", "prefill_worker", "decode_worker"}) {
@@ -41,7 +46,7 @@ class UpTest : public ::testing::Test {
     std::vector<std::string> args = {"up",          "--model", dir_ + "/model.gguf", "--bin-dir", dir_, "--listen",
                                      "127.0.0.1:0", "--http",  "127.0.0.1:0",        "--json"};
     args.insert(args.end(), more_args.begin(), more_args.end());
-    std::vector<std::string> env = {"FAKE_DIR=" + dir_, "TMPDIR=" + dir_, "XDG_RUNTIME_DIR=" + dir_};
+    std::vector<std::string> env = {"FAKE_DIR=" + dir_, "TMPDIR=" + dir_, "XDG_RUNTIME_DIR=" + runtime_dir_};
     env.insert(env.end(), more_env.begin(), more_env.end());
     up_ = std::make_unique<BatonProcess>(args, "", env);
   }
@@ -78,7 +83,14 @@ class UpTest : public ::testing::Test {
     return false;
   }
 
+  void TearDown() override {
+    up_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(runtime_dir_, ignored);
+  }
+
   std::string dir_;
+  std::string runtime_dir_;
   std::unique_ptr<BatonProcess> up_;
 };
 
@@ -109,7 +121,7 @@ TEST_F(UpTest, ScalesBothWays) {
   Start({"--prefill", "1", "--decode", "2"});
   const Json ready = Ready();
   // As the command does.
-  ::setenv("XDG_RUNTIME_DIR", dir_.c_str(), 1);
+  ::setenv("XDG_RUNTIME_DIR", runtime_dir_.c_str(), 1);
   const auto path = ControlSocketPath(ready["listen"].get<std::string>());
   ASSERT_TRUE(path.ok()) << path.status();
   auto answer = CallControl(*path, {{"scale", {{"prefill", 3}, {"decode", 1}}}}, absl::Seconds(30));
