@@ -484,8 +484,8 @@ void DecodeService::RecordFetch(const std::string& peer, absl::string_view name,
   seconds("moving", stats.moving());
   seconds("waiting", stats.waiting);
   if (stats.bytes > 0) {
-    metrics->Gauge("baton_kv_pair_gigabytes_per_second", "Of the latest fetch from one worker, while bytes moved", pair)
-        .Set(stats.gigabytes_per_second());
+    metrics->Gauge("baton_kv_pair_bytes_per_second", "Of the latest fetch from one worker, while bytes moved", pair)
+        .Set(stats.gigabytes_per_second() * 1e9);
   }
 }
 
