@@ -25,8 +25,9 @@ struct Shared {
   int raced_in_callback = 0;
 };
 
-void RaceInMethod(Shared* shared) { shared->raced_in_method = shared->raced_in_method + 1; }
-void RaceInCallback(Shared* shared) { shared->raced_in_callback = shared->raced_in_callback + 1; }
+// Not inlined: the report must name them.
+__attribute__((noinline)) void RaceInMethod(Shared* shared) { shared->raced_in_method = shared->raced_in_method + 1; }
+__attribute__((noinline)) void RaceInCallback(Shared* shared) { shared->raced_in_callback = shared->raced_in_callback + 1; }
 
 class Service : public v1::Cluster::CallbackService {
  public:
