@@ -14,5 +14,6 @@ if [ "$function" = none ]; then
 fi
 [ "$code" -ne 0 ] || fail "the race was not reported"
 grep -q 'WARNING: ThreadSanitizer: data race' <<<"$output" || fail "no data race in the report"
-grep -q "#[01] .*$function.* tests/sanitizers/planted_" <<<"$output" || fail "the report does not name $function"
+# With or without line numbers, which the symbolizer does not always find.
+grep -q "#[01] .*$function.* \(tests/sanitizers/planted_\|<null> (planted_\)" <<<"$output" || fail "the report does not name $function"
 ! grep -q 'MutexLock' <<<"$(grep -A3 'data race' <<<"$output")" || fail "the guarded counter was reported"
