@@ -27,7 +27,7 @@ using namespace avx512;  // the abstract vector machine
 #define BATON_HALF_ACTIVATIONS 6
 #define BATON_HALF_CODES 7
 
-// What LDTILECFG reads: Intel's Software Developer's Manual, volume 1, 18.2 "Tile architecture details". A constant, and not
+// What LDTILECFG reads (Intel's Software Developer's Manual, at that instruction). A constant, and not
 // built on the stack: under the address sanitizer, with its own stack for use-after-return, such a copy ended in SIGSEGV.
 struct TileConfig {
   uint8_t palette = 1;
