@@ -247,11 +247,12 @@ absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const
   Counts counts;
   std::vector<Scored> eligible = Eligible(workers, Role::kDecode, need, &counts);
   if (options.check_room) {
-  counts.full |= std::erase_if(eligible, [&](const Scored& s) {
-                   const WorkerSnapshot& w = workers[s.index];
-                   // An idle worker takes what it can hold at all: then its own queue and preemption decide.
-                   return w.total_blocks > 0 && w.in_flight > 0 && FreeBlocks(w) < need.Blocks(w.block_size);
-                 }) > 0;
+    const size_t removed = std::erase_if(eligible, [&](const Scored& s) {
+      const WorkerSnapshot& w = workers[s.index];
+      // An idle worker takes what it can hold at all: then its own queue and preemption decide.
+      return w.total_blocks > 0 && w.in_flight > 0 && FreeBlocks(w) < need.Blocks(w.block_size);
+    });
+    counts.full |= removed > 0;
   }
   if (eligible.empty()) return NoWorker(Role::kDecode, counts, need);
   const StepCost typical = TypicalCost(workers, eligible);
