@@ -24,6 +24,18 @@ absl::Status Prefixed(absl::string_view prefix, const absl::Status& status) {
   return out;
 }
 
+// What both legs are told of a request. Stop strings stay here: workers know no text.
+template <typename WorkerRequest>
+void Describe(const AdmittedRequest& admitted, uint32_t epoch, WorkerRequest* request) {
+  request->set_request_id(admitted.request_id);
+  request->set_epoch(epoch);
+  request->mutable_prompt_token_ids()->Assign(admitted.prompt_token_ids.begin(), admitted.prompt_token_ids.end());
+  *request->mutable_sampling() = admitted.sampling;
+  request->mutable_sampling()->clear_stop();
+  request->mutable_sampling()->clear_include_stop_str_in_output();
+  request->set_tenant(admitted.tenant);
+}
+
 }  // namespace
 
 RequestLifecycle::RequestLifecycle(absl::Time deadline, const TextMaker* text, Clock* clock)
@@ -167,13 +179,7 @@ void RequestLifecycle::Reserve(Input& input) {
   StartDecode start;
   start.worker = decode_;
   v1::DecodeRequest& request = start.request;
-  request.set_request_id(request_.request_id);
-  request.set_epoch(epoch_);
-  request.mutable_prompt_token_ids()->Assign(request_.prompt_token_ids.begin(), request_.prompt_token_ids.end());
-  *request.mutable_sampling() = request_.sampling;
-  request.mutable_sampling()->clear_stop();
-  request.mutable_sampling()->clear_include_stop_str_in_output();
-  request.set_tenant(request_.tenant);
+  Describe(request_, epoch_, &request);
   request.set_wait_for_go(wait_for_go_);
   SetResume(&request);
   Emit(std::move(start));
@@ -184,13 +190,7 @@ void RequestLifecycle::BeginPrefill() {
   StartPrefill start;
   start.worker = prefill_;
   v1::PrefillRequest& request = start.request;
-  request.set_request_id(request_.request_id);
-  request.set_epoch(epoch_);
-  request.mutable_prompt_token_ids()->Assign(request_.prompt_token_ids.begin(), request_.prompt_token_ids.end());
-  *request.mutable_sampling() = request_.sampling;
-  request.mutable_sampling()->clear_stop();
-  request.mutable_sampling()->clear_include_stop_str_in_output();
-  request.set_tenant(request_.tenant);
+  Describe(request_, epoch_, &request);
   request.set_hand_over(request_.sampling.max_tokens() > 1);
   Emit(std::move(start));
 }
