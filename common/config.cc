@@ -56,6 +56,7 @@ constexpr Rule kRules[] = {
     {"max_sequences", "64", "64", 1, 4096},
     {"prefix_cache", "true", "true"},
     {"max_queue", "1024", "1024", 1, 1 << 20},
+    {"mixed_batch_tokens", nullptr, nullptr, 2, 1 << 16},
     {"name", nullptr, nullptr},
     {"listen", "127.0.0.1:50051", "127.0.0.1:0"},
     {"http", "127.0.0.1:8000", "127.0.0.1:0"},
@@ -85,6 +86,8 @@ constexpr Rule kRules[] = {
     {"drain_timeout_ms", "30000", "30000", 0, kDayMs},
     {"default_deadline_ms", "600000", "600000", 1, kDayMs},
     {"exit_with_parent", "false", "false"},
+    {"mode", "auto", "auto", 0, 0, "auto disaggregated aggregated"},
+    {"warm_up", "true", "true"},
     {"placement", "cost", "cost", 0, 0, "cost round_robin random least_loaded"},
     {"max_queue_tokens", "1048576", "1048576", 1, 1ull << 40},
     {"queue_timeout_ms", "30000", "30000", 0, kDayMs},
@@ -94,7 +97,7 @@ constexpr Rule kRules[] = {
     {"tenant_requests_per_minute", "0", "0", 0, 1 << 30},
     {"tenant_tokens_per_minute", "0", "0", 0, 1ull << 40},
     {"tenant_concurrency", "0", "0", 0, 1 << 20},
-    {"prefill", "1", "1", 1, 64},
+    {"prefill", "1", "1", 0, 64},
     {"decode", "1", "1", 1, 64},
 };
 
