@@ -10,13 +10,10 @@
 #ifndef BATON_KVTRANSFER_EXPORTER_H_
 #define BATON_KVTRANSFER_EXPORTER_H_
 
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,7 +26,7 @@
 #include "common/mutex.h"
 #include "kernels/kv_view.h"
 #include "kvcache/block_pool.h"
-#include "kvtransfer/block_tag.h"
+#include "kvtransfer/claim.h"
 #include "kvtransfer/ticket.h"
 #include "kvtransfer/transfer_state.h"
 #include "proto/kv.pb.h"
@@ -49,15 +46,6 @@ enum class Refusal : uint8_t {
 };
 inline constexpr int kNumRefusals = 8;
 absl::string_view Name(Refusal refusal);
-
-// How a claim ended.
-enum class ClaimEnd : uint8_t {
-  kDelivered,  // everything was sent and the export was still valid after the last byte
-  kStopped,    // the receiver wants no more, or the export ended
-  kBroken,     // the transport failed: the use is given back, so that the receiver may try again
-};
-
-class Claim;
 
 // What an export is for.
 struct ExportSpec {
@@ -155,27 +143,26 @@ class Exporter {
 
  private:
   friend class Claim;
-  struct Export_;  // one export
-  struct Reader;   // one claim on it
-  using Exports = std::map<TransferId, std::shared_ptr<Export_>>;
+  using Exports = std::map<TransferId, std::shared_ptr<ExportRecord>>;
   // What must happen after the lock is gone.
   struct After {
     std::vector<kvcache::BlockLease> freed;
-    std::vector<std::shared_ptr<Reader>> wake;
-    std::vector<std::shared_ptr<Export_>> over;
+    std::vector<std::shared_ptr<ExportReader>> wake;
+    std::vector<std::shared_ptr<ExportRecord>> over;
   };
 
-  absl::Status Refuse(Refusal why, absl::StatusCode code, absl::string_view what);
   // Applies `event`; true unless it did nothing.
   bool Apply(Exports::iterator it, TransferEvent event, After* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Supersede(const std::string& request_id, uint32_t epoch, After* after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<v1::Ticket> MakeTicket(const ExportSpec& spec, const kvcache::BlockLease& lease) const;
   bool EndExport(TransferId id, absl::Status why);
+  // Beginning and end of claims: claim.cc, as ClaimTicket.
+  absl::Status Refuse(Refusal why, absl::StatusCode code, absl::string_view what);
   // Null, and why: the claim is refused.
-  std::shared_ptr<Reader> Admit(const v1::FetchOpen& open, Refusal* why, absl::string_view* what, After* after)
+  std::shared_ptr<ExportReader> Admit(const v1::FetchOpen& open, Refusal* why, absl::string_view* what, After* after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void EndClaim(const std::shared_ptr<Reader>& reader, ClaimEnd how);
+  void EndClaim(const std::shared_ptr<ExportReader>& reader, ClaimEnd how);
   static void Finish(After after);
   void ReapLoop();
 
@@ -188,57 +175,6 @@ class Exporter {
   std::map<std::string, TransferId> by_request_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
   std::thread reaper_;
-};
-
-// The right to read one export's bytes, held by a transport while it sends. Move-only; its end (Finish or destruction)
-// tells the exporter that nothing reads the bytes any more.
-//
-// A sender's loop: send blocks next_block() while HasBlock(), each with MakeSeal(); when Done(), send MakeEnd() and
-// Finish; when neither, wait to be woken. Used by one thread at a time, but for the wake function.
-class Claim {
- public:
-  Claim() = default;
-  Claim(Claim&&) noexcept = default;
-  Claim& operator=(Claim&& other) noexcept;
-  ~Claim();
-
-  explicit operator bool() const { return reader_ != nullptr; }
-  TransferId id() const;
-  const v1::Ticket& ticket() const;
-  size_t num_blocks() const;   // of the ticket
-  size_t first_block() const;  // that the receiver wants
-  // Called whenever a block was sealed, the export closed, or a stop requested; on any thread, with no lock of ours that
-  // it could meet, never after Finish. It must only tell the transport's thread.
-  void SetWake(std::function<void()> wake);
-
-  // A block may be sent now: next_block() is sealed and nobody asked to stop.
-  bool HasBlock() const;
-  size_t next_block() const { return next_block_; }
-  std::span<const std::byte> bytes(size_t block_idx) const;
-  // Of next_block(), with checksum and tag made now; moves on to the next one.
-  v1::BlockSeal MakeSeal();
-  // Everything was handed out and nothing more will come.
-  bool Done() const;
-  // The export was released or expired, the receiver fell silent or began another attempt: send the end and finish.
-  bool stop_requested() const;
-  // Not OK when the export ended, or a block changed hands, while it was read: the receiver must discard.
-  absl::Status CheckStillValid() const;
-  // The last message, after the last byte has left: `broken` if not OK, else CheckStillValid().
-  v1::TransferEnd MakeEnd(absl::Status broken = absl::OkStatus()) const;
-  // The receiver was heard of.
-  void Renew();
-  // Ends the claim.
-  void Finish(ClaimEnd how);
-
- private:
-  friend class Exporter;
-  Claim(Exporter* exporter, std::shared_ptr<Exporter::Reader> reader);
-  void NoteWaiting(bool waiting) const;
-
-  Exporter* exporter_ = nullptr;
-  std::shared_ptr<Exporter::Reader> reader_;
-  std::shared_ptr<BlockTagger> tagger_;
-  size_t next_block_ = 0;
 };
 
 }  // namespace baton::kvtransfer

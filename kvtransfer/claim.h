@@ -1,0 +1,82 @@
+// A receiver's claim on an export: what its transport sends, in which order, and when to stop.
+#ifndef BATON_KVTRANSFER_CLAIM_H_
+#define BATON_KVTRANSFER_CLAIM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kvtransfer/block_tag.h"
+#include "kvtransfer/ticket.h"
+#include "proto/kv.pb.h"
+
+namespace baton::kvtransfer {
+
+class Exporter;
+struct ExportRecord;
+struct ExportReader;
+
+// How a claim ended.
+enum class ClaimEnd : uint8_t {
+  kDelivered,  // everything was sent and the export was still valid after the last byte
+  kStopped,    // the receiver wants no more, or the export ended
+  kBroken,     // the transport failed: the use is given back, so that the receiver may try again
+};
+
+// The right to read one export's bytes, held by a transport while it sends. Move-only; its end (Finish or destruction)
+// tells the exporter that nothing reads the bytes any more.
+//
+// A sender's loop: send blocks next_block() while HasBlock(), each with MakeSeal(); when Done(), send MakeEnd() and
+// Finish; when neither, wait to be woken. Used by one thread at a time, but for the wake function.
+class Claim {
+ public:
+  Claim() = default;
+  Claim(Claim&&) noexcept = default;
+  Claim& operator=(Claim&& other) noexcept;
+  ~Claim();
+
+  explicit operator bool() const { return reader_ != nullptr; }
+  TransferId id() const;
+  const v1::Ticket& ticket() const;
+  size_t num_blocks() const;   // of the ticket
+  size_t first_block() const;  // that the receiver wants
+  // Called whenever a block was sealed, the export closed, or a stop requested; on any thread, with no lock of ours that
+  // it could meet, never after Finish. It must only tell the transport's thread.
+  void SetWake(std::function<void()> wake);
+
+  // A block may be sent now: next_block() is sealed and nobody asked to stop.
+  bool HasBlock() const;
+  size_t next_block() const { return next_block_; }
+  std::span<const std::byte> bytes(size_t block_idx) const;
+  // Of next_block(), with checksum and tag made now; moves on to the next one.
+  v1::BlockSeal MakeSeal();
+  // Everything was handed out and nothing more will come.
+  bool Done() const;
+  // The export was released or expired, the receiver fell silent or began another attempt: send the end and finish.
+  bool stop_requested() const;
+  // Not OK when the export ended, or a block changed hands, while it was read: the receiver must discard.
+  absl::Status CheckStillValid() const;
+  // The last message, after the last byte has left: `broken` if not OK, else CheckStillValid().
+  v1::TransferEnd MakeEnd(absl::Status broken = absl::OkStatus()) const;
+  // The receiver was heard of.
+  void Renew();
+  // Ends the claim.
+  void Finish(ClaimEnd how);
+
+ private:
+  friend class Exporter;
+  Claim(Exporter* exporter, std::shared_ptr<ExportReader> reader);
+  void NoteWaiting(bool waiting) const;
+
+  Exporter* exporter_ = nullptr;
+  std::shared_ptr<ExportReader> reader_;
+  std::shared_ptr<BlockTagger> tagger_;
+  size_t next_block_ = 0;
+};
+
+}  // namespace baton::kvtransfer
+
+#endif  // BATON_KVTRANSFER_CLAIM_H_
