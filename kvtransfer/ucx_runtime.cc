@@ -176,7 +176,11 @@ void UcxLoop::ThreadMain(bool network_trusted, const std::string& transports) {
   absl::Time stop_by = absl::InfiniteFuture();
   while (status.ok()) {
     // A block that has arrived is looked at before the next one is copied: its bytes are still in the cache.
-    for (int i = 0; i < 64 && ucp_worker_progress(worker_) != 0 && deferred_.empty(); ++i) {
+    bool idle = false;
+    for (int i = 0; i < 64 && !idle && (i == 0 || deferred_.empty()); ++i) idle = ucp_worker_progress(worker_) == 0;
+    if (idle) {
+      for (Task& closed : closed_) Defer(std::move(closed));
+      closed_.clear();
     }
     RunTasks();
     const absl::Time now = absl::Now();
@@ -192,10 +196,10 @@ void UcxLoop::ThreadMain(bool network_trusted, const std::string& transports) {
       RunTasks();
       OnStop();
     }
-    if (stopping && deferred_.empty() && Quiesced() && closes_.empty()) break;
+    if (stopping && deferred_.empty() && Quiesced() && closes_.empty() && closed_.empty()) break;
     if (now >= stop_by) break;
     if (stopping) next = std::min(next, now + absl::Milliseconds(5));
-    if (deferred_.empty()) Wait(next);
+    if (deferred_.empty() && closed_.empty()) Wait(next);
   }
   Destroy();
   if (status.ok()) OnStopped();
@@ -236,6 +240,8 @@ void UcxLoop::Destroy() {
   sends_.clear();
   for (CloseOp* op : std::set<CloseOp*>(std::move(closes_))) OnClosed(nullptr, UCS_ERR_CANCELED, op);
   closes_.clear();
+  for (Task& closed : closed_) Defer(std::move(closed));
+  closed_.clear();
   while (!deferred_.empty()) RunTasks();
 }
 
@@ -319,7 +325,7 @@ void UcxLoop::CloseEndpoint(ucp_ep_h ep, Task closed) {
 void UcxLoop::OnClosed(void* request, ucs_status_t status, void* user_data) {
   auto* op = static_cast<CloseOp*>(user_data);
   op->loop->closes_.erase(op);
-  op->loop->Defer(std::move(op->closed));
+  op->loop->closed_.push_back(std::move(op->closed));
   delete op;
   if (request != nullptr) ucp_request_free(request);
 }
