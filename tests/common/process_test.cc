@@ -176,10 +176,12 @@ TEST(ShutdownTest, DrainsWhenTheParentDies) {
   if (parent == 0) {
     const pid_t child = fork();
     if (child == 0) {
-      ShutdownSignals signals;
-      DrainWhenParentDies();
-      [[maybe_unused]] const ssize_t n = write(fds[1], "x", 1);
-      signals.WaitForDrain();
+      {
+        ShutdownSignals signals;
+        DrainWhenParentDies();
+        [[maybe_unused]] const ssize_t n = write(fds[1], "x", 1);
+        signals.WaitForDrain();
+      }
       _exit(42);
     }
     char c;

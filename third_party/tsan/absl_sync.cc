@@ -1,10 +1,11 @@
-// Tells the thread sanitizer what absl::Mutex does. Debian's abseil is built without the sanitizer and locks by futexes
+// Tells the thread sanitizer what absl::Mutex and absl::Status do. Debian's abseil is built without the sanitizer and locks by futexes
 // and atomics, which it cannot see, so whatever gRPC hands from one thread to another under a lock would look like a
 // race.
 //
 // Debian's libraries call these functions through the dynamic linker, which finds the ones below first. Each calls the
 // real one and states the order that it makes, and no other: nothing is hidden, so real races are still reported.
 // Linked into everything under --config=tsan, and only there; see docs/adr/0003.
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "third_party/tsan/real_function.h"
 
@@ -35,6 +36,7 @@ constinit RealFunction<bool, absl::CondVar*, absl::Mutex*, absl::Duration> real_
     MEMBER("7CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE"));
 constinit RealFunction<bool, absl::CondVar*, absl::Mutex*, absl::Time> real_wait_with_deadline(
     MEMBER("7CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE"));
+constinit RealFunction<void, uintptr_t> real_unref(MEMBER("6Status15UnrefNonInlinedEm"));
 
 }  // namespace
 
@@ -76,6 +78,15 @@ BATON_UNINSTRUMENTED bool CondVar::WaitWithDeadline(Mutex* mu, Time deadline) {
   const bool timed_out = real_wait_with_deadline(this, mu, deadline);
   Acquire(mu);
   return timed_out;
+}
+
+// Copies of a status share its message, counted. Copies are made inline, and seen; they are dropped here. The counter's
+// decrement is an acquire and a release, and so is this.
+BATON_UNINSTRUMENTED void Status::UnrefNonInlined(uintptr_t rep) {
+  void* const counter = reinterpret_cast<void*>(rep);
+  Release(counter);
+  Acquire(counter);
+  real_unref(rep);
 }
 
 ABSL_NAMESPACE_END
