@@ -257,7 +257,12 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
     }
     if (!result.ok()) {
       kv.Reset();
-      return Handle(CallEvent::kFetchFailed, result.status());
+      absl::Status status = result.status();
+      // UNAVAILABLE would say that this worker cannot be reached, and it would get no requests for a while.
+      if (absl::IsUnavailable(status)) {
+        status = absl::AbortedError(absl::StrCat("the KV of prefill worker ", peer_, " cannot be had: ", status.message()));
+      }
+      return Handle(CallEvent::kFetchFailed, std::move(status));
     }
     {
       MutexLock lock(&mu_);

@@ -278,6 +278,26 @@ TEST(DecodeServiceTest, APrefillThatIsCancelledEndsTheFetch) {
   EXPECT_TRUE(pair.AwaitQuiet());
 }
 
+// The fetch failed because the prefill worker went; with its UNAVAILABLE the router took the decode worker for dead.
+TEST(DecodeServiceTest, AFetchThatItsPeerBreaksOffIsNotThisWorkersAbsence) {
+  WorkerPair pair({.max_batch_tokens = 16});
+  const auto request = MakePrefill("a", 100);
+  WorkerPair::DecodeCall decode(&pair, WorkerPair::Matching(request));
+  ASSERT_TRUE(decode.AwaitReserved());
+  pair.prefill_gate()->Close();
+  WorkerPair::PrefillCall prefill(&pair, request);
+  ASSERT_TRUE(prefill.AwaitTicket());
+  ASSERT_TRUE(pair.Present(request, prefill.ticket).ok());
+  pair.transport_server()->Shutdown();
+  const grpc::Status status = decode.Wait();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED) << status.error_message();
+  EXPECT_NE(status.error_message().find("prefill worker prefill-0"), std::string::npos) << status.error_message();
+  EXPECT_TRUE(decode.tokens.empty());
+  prefill.Cancel();
+  pair.prefill_gate()->Open();
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
 // Another request has all the blocks, so this one waits for room; leaving takes it out of the queue.
 TEST(DecodeServiceTest, CancelledWhileWaitingForRoomFreesAll) {
   WorkerPair pair;

@@ -64,6 +64,7 @@ class WorkerPair {
   engine::LoadedModel* prefill_model() { return prefill_model_.get(); }
   engine::LoadedModel* decode_model() { return decode_model_.get(); }
   kvtransfer::Exporter* exporter() { return exporter_.get(); }
+  kvtransfer::TransportServer* transport_server() { return transport_server_.get(); }
   const kvtransfer::ClusterKey& key() const { return key_; }
   Gate* prefill_gate() { return &prefill_gate_; }
   Gate* decode_gate() { return &decode_gate_; }

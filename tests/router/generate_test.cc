@@ -196,6 +196,33 @@ TEST_F(GenerateTest, LostKvIsComputedAgain) {
   }
 }
 
+// Bad requests, a full pool and a broken hand-over are no reason to keep other requests away from the worker that said so.
+TEST_F(GenerateTest, OnlyAnUnreachableWorkerIsLeftAlone) {
+  AddWorker("p0", "prefill");
+  const auto suspects = [&] {
+    int number = 0;
+    for (const WorkerSnapshot& worker : router_->view()->Snapshot()) number += worker.suspect;
+    return number;
+  };
+  Script script;
+  ScriptedWorker* d0 = AddWorker("d0", "decode");
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kInvalidArgument, absl::StatusCode::kResourceExhausted, absl::StatusCode::kAborted,
+        absl::StatusCode::kDataLoss, absl::StatusCode::kInternal, absl::StatusCode::kFailedPrecondition}) {
+    script.decode_error = absl::Status(code, "said in words");
+    d0->set_script(script);
+    EXPECT_FALSE(Generate(Prompt()).status.ok()) << static_cast<int>(code);
+    EXPECT_EQ(suspects(), 0) << static_cast<int>(code);
+  }
+  script.decode_error = absl::UnavailableError("gone");
+  d0->set_script(script);
+  grpc::ClientContext context;
+  std::thread client([&] { EXPECT_FALSE(Generate(Prompt(), absl::Seconds(30), nullptr, &context).status.ok()); });
+  EXPECT_TRUE(Eventually([&] { return suspects() == 1; }));
+  context.TryCancel();
+  client.join();
+}
+
 TEST_F(GenerateTest, ThreeMovesAndEachTokenOnce) {
   AddWorker("p0", "prefill");
   Script script;
