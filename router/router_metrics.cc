@@ -18,7 +18,7 @@ const std::vector<double> kVllmE2e = {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20,
 
 // Workers name the transport; a metric's label must not be theirs to choose.
 std::string Transport(const std::string& name) {
-  return name == "ucx" || name == "loopback" || name == "none" ? name : "other";
+  return name == "ucx" || name == "grpc" || name == "loopback" || name == "none" ? name : "other";
 }
 
 std::string FinishedReason(v1::FinishReason reason) {

@@ -1,8 +1,9 @@
-// The driver alone, with a client that takes whatever comes.
+// The driver alone, with a client that takes whatever comes; and what its metrics say.
 #include "router/request_driver.h"
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/clock.h"
 #include "common/metrics.h"
@@ -37,6 +38,24 @@ TEST(RequestDriverTest, ADeadlineThatPassesBeforeTheTableHasTheRequestLeavesNoth
   EXPECT_TRUE(table.WaitUntilNoneRuns(absl::Seconds(5)));
   driver.reset();
   table.WaitUntilGone();
+}
+
+// KV that moved by gRPC was counted as "other".
+TEST(RouterMetricsTest, TransportsHaveTheirOwnNamesAndWorkersCannotMakeUpMore) {
+  Metrics metrics;
+  RouterMetrics router_metrics(&metrics, "tiny", "fingerprint");
+  for (const char* transport : {"ucx", "grpc", "made up by a worker"}) {
+    router_metrics.Started();
+    RequestStats stats;
+    stats.kv.set_transport(transport);
+    stats.kv.set_bytes(7);
+    router_metrics.Ended(absl::OkStatus(), stats, absl::ZeroDuration());
+  }
+  const std::string text = metrics.Expose();
+  for (const char* transport : {"ucx", "grpc", "other"}) {
+    EXPECT_NE(text.find(absl::StrCat("baton_kv_bytes_total{transport=\"", transport, "\"} 7")), std::string::npos) << text;
+  }
+  EXPECT_EQ(text.find("made up"), std::string::npos);
 }
 
 }  // namespace
