@@ -2,6 +2,8 @@
 //
 // Never log prompts, completions, token ids, keys or credentials, at any level; log ids, counts and durations.
 //
+// Nothing waits for stderr: what it does not take at once is dropped, and the next line says how many were.
+//
 // Thread contract: everything is thread-safe. Before InitLogging, logs go to stderr as text from level info.
 #ifndef BATON_COMMON_LOGGING_H_
 #define BATON_COMMON_LOGGING_H_

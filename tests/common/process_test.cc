@@ -1,6 +1,7 @@
 // Logs, ids, metrics, events and signals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -8,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "common/ids.h"
@@ -103,6 +105,48 @@ std::pair<std::string, int> InChild(const std::function<void()>& body,
   int status = 0;
   waitpid(pid, &status, 0);
   return {out, status};
+}
+
+// A log collector that stood still stopped every thread that had something to log, and with them all requests.
+TEST(LoggingTest, AReaderThatStandsStillHoldsNobodyUp) {
+  constexpr int kLines = 20000;  // more than a pipe holds
+  int log[2];
+  ASSERT_EQ(pipe(log), 0);
+  std::string text;
+  const auto [out, status] = InChild(
+      [&] {
+        alarm(60);  // instead of hanging
+        dup2(log[1], STDERR_FILENO);
+        close(log[0]);
+        close(log[1]);
+        for (int i = 0; i < kLines; ++i) LogInfo("a line", {{"number", i}, {"long", std::string(i % 50 == 7 ? 9000 : 9, 'x')}});
+        EmitEvent("through");
+        pollfd writable = {STDERR_FILENO, POLLOUT, 0};
+        poll(&writable, 1, -1);
+        LogInfo("the last line");
+      },
+      [&](pid_t, int fd) {
+        close(log[1]);
+        char c = 0;
+        while (read(fd, &c, 1) == 1 && c != '\n') {
+        }
+        EXPECT_EQ(c, '\n') << "it waits for its log";
+        char buffer[4096];
+        for (ssize_t n; (n = read(log[0], buffer, sizeof(buffer))) > 0;) text.append(buffer, n);
+      });
+  close(log[0]);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_THAT(text, HasSubstr("the last line\n"));
+  int whole = 0, dropped = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.find("dropped=");
+    if (at != std::string::npos) dropped += std::stoi(line.substr(at + 8));
+    whole += line.find("a line") != std::string::npos && line.find("long=") != std::string::npos &&
+             line.size() < 9200 && (line.size() < 200 || line.size() > 9000);
+  }
+  EXPECT_GT(dropped, 0);
+  EXPECT_EQ(whole + dropped, kLines);
 }
 
 TEST(ProcessEventsTest, OneJsonObjectALineAndNothingElseOnStdout) {
