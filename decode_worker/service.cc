@@ -17,7 +17,8 @@
 
 namespace baton::decode_worker {
 
-using Stream = rpc::StreamWriter<v1::DecodeEvent>;
+using Stream = rpc::EventStream<v1::DecodeEvent>;
+using MakeStream = rpc::MakeEventStream<v1::DecodeEvent>;
 
 // One Decode, from reserving room through the fetch to the last token (call_state.h). Events come from the engine's, the
 // transport's and gRPC's threads; each takes one step of the table under the lock, and acts without it.
@@ -27,16 +28,15 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
       : service_(service),
         key_(request.request_id(), request.epoch()),
         prompt_tokens_(static_cast<size_t>(request.prompt_token_ids_size())),
-        begun_(absl::Now()) {
+        begun_(service->options_.clock->Now()) {
     ++service_->open_calls_;
   }
   ~Call() override { --service_->open_calls_; }
 
-  std::shared_ptr<Stream> OpenStream() {
-    auto stream = Stream::Create({}, [self = shared_from_this()] { self->Handle(CallEvent::kAbandon); });
+  void OpenStream(const MakeStream& make_stream) {
+    std::shared_ptr<Stream> stream = make_stream([self = shared_from_this()] { self->Handle(CallEvent::kAbandon); });
     MutexLock lock(&mu_);
-    stream_ = stream;
-    return stream;
+    stream_ = std::move(stream);
   }
 
   // Everything is checked; ask the engine for room.
@@ -214,7 +214,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
       reserved->set_held_blocks(static_cast<uint32_t>(lease_.num_held()));
       has_ticket = ticket_.has_value();
     }
-    reserved->set_reserve_ms(absl::ToDoubleMilliseconds(absl::Now() - begun_));
+    reserved->set_reserve_ms(absl::ToDoubleMilliseconds(service_->options_.clock->Now() - begun_));
     Push(std::move(event));
     if (has_ticket) Handle(CallEvent::kTicket);
   }
@@ -496,30 +496,44 @@ void DecodeService::RecordFetch(const std::string& peer, absl::string_view name,
 
 grpc::ServerWriteReactor<v1::DecodeEvent>* DecodeService::Decode(grpc::CallbackServerContext* context,
                                                                  const v1::DecodeRequest* request) {
+  std::shared_ptr<rpc::StreamWriter<v1::DecodeEvent>> writer;
+  Serve(*request, rpc::DeadlineOf(*context), [&writer](std::function<void()> on_cancel) {
+    writer = rpc::StreamWriter<v1::DecodeEvent>::Create({}, std::move(on_cancel));
+    return writer;
+  });
+  return writer.get();
+}
+
+void DecodeService::Serve(const v1::DecodeRequest& request, absl::Time deadline, const MakeStream& make_stream) {
   options_.engine_metrics->OnRequest();
-  auto call = std::make_shared<Call>(this, *request);
-  std::shared_ptr<Stream> stream = call->OpenStream();
-  if (absl::Status s = Begin(*request, rpc::DeadlineOf(*context), call); !s.ok()) call->Handle(CallEvent::kNoRoom, s);
-  return stream.get();
+  auto call = std::make_shared<Call>(this, request);
+  call->OpenStream(make_stream);
+  if (absl::Status s = Begin(request, deadline, call); !s.ok()) call->Handle(CallEvent::kNoRoom, s);
 }
 
 grpc::ServerUnaryReactor* DecodeService::UpdateDecode(grpc::CallbackServerContext* context,
                                                       const v1::UpdateDecodeRequest* request,
                                                       v1::UpdateDecodeResponse*) {
   auto* reactor = context->DefaultReactor();
-  absl::Status status;
-  if (const std::shared_ptr<Call> call = Find({request->request_id(), request->epoch()}); call == nullptr) {
-    status = absl::NotFoundError(absl::StrCat("no decode of request \"", request->request_id(), "\" epoch ",
-                                              request->epoch(), " runs here"));
-  } else {
-    if (request->has_ticket()) {
-      status = CheckTicket(*request, *call);
-      status.ok() ? call->Ticket(request->ticket()) : call->BadTicket(status);
-    }
-    if (status.ok() && request->go()) call->Go(request->ended_choices());
-  }
-  reactor->Finish(ToGrpcStatus(status));
+  reactor->Finish(ToGrpcStatus(Update(*request)));
   return reactor;
+}
+
+absl::Status DecodeService::Update(const v1::UpdateDecodeRequest& request) {
+  const std::shared_ptr<Call> call = Find({request.request_id(), request.epoch()});
+  if (call == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no decode of request \"", request.request_id(), "\" epoch ",
+                                            request.epoch(), " runs here"));
+  }
+  if (request.has_ticket()) {
+    if (absl::Status s = CheckTicket(request, *call); !s.ok()) {
+      call->BadTicket(s);
+      return s;
+    }
+    call->Ticket(request.ticket());
+  }
+  if (request.go()) call->Go(request.ended_choices());
+  return absl::OkStatus();
 }
 
 v1::WorkerLoad DecodeService::load() const { return engine::LoadToProto(options_.model->engine()->load()); }

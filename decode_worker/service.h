@@ -10,8 +10,11 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
+#include "common/rpc/event_stream.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/exporter.h"
@@ -35,6 +38,7 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
     // What offers the KV of a finished turn back; null: nothing is offered.
     kvtransfer::Exporter* exporter = nullptr;
     absl::Duration history_lease = absl::Seconds(5);
+    Clock* clock = Clock::Real();
   };
   explicit DecodeService(const Options& options);
   ~DecodeService() override;
@@ -46,6 +50,11 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
   // A ticket is checked (shape, MAC, layout, model, request) before anything is done with it.
   grpc::ServerUnaryReactor* UpdateDecode(grpc::CallbackServerContext* context, const v1::UpdateDecodeRequest* request,
                                          v1::UpdateDecodeResponse* response) override;
+
+  // The same whatever carries the calls: gRPC above, virtual messages in tests/sim. `make_stream` is called at once.
+  void Serve(const v1::DecodeRequest& request, absl::Time deadline,
+             const rpc::MakeEventStream<v1::DecodeEvent>& make_stream);
+  absl::Status Update(const v1::UpdateDecodeRequest& request);
 
   // For WorkerHost's hooks.
   v1::WorkerLoad load() const;

@@ -282,4 +282,13 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   return loaded;
 }
 
+std::unique_ptr<LoadedModel> LoadedModel::Around(std::unique_ptr<Engine> engine, v1::ModelFingerprint fingerprint,
+                                                 ModelLimits limits) {
+  std::unique_ptr<LoadedModel> loaded(new LoadedModel());
+  loaded->engine_ = std::move(engine);
+  loaded->fingerprint_ = std::move(fingerprint);
+  loaded->limits_ = std::move(limits);
+  return loaded;
+}
+
 }  // namespace baton::engine

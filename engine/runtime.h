@@ -48,6 +48,9 @@ class LoadedModel {
   // Errors: INVALID_ARGUMENT or NOT_FOUND for settings and files, each naming the setting; RESOURCE_EXHAUSTED with the
   // arithmetic when weights, KV and scratch exceed the memory there is, or one sequence would not fit in the KV.
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(const v1::Config& config, const Options& options);
+  // Around an engine of the caller's making, for simulations: no weights, no backend.
+  static std::unique_ptr<LoadedModel> Around(std::unique_ptr<Engine> engine, v1::ModelFingerprint fingerprint,
+                                             ModelLimits limits);
   ~LoadedModel();  // stops the engine first
 
   Engine* engine() { return engine_.get(); }

@@ -68,7 +68,7 @@ absl::StatusOr<v1::Ticket> Exporter::MakeTicket(const ExportSpec& spec, const kv
   v1::Ticket ticket;
   ticket.set_request_id(spec.request_id);
   ticket.set_epoch(spec.epoch);
-  const TransferId id = TransferId::Random();
+  const TransferId id = options_.new_id();
   ticket.set_transfer_id_high(id.high);
   ticket.set_transfer_id_low(id.low);
   *ticket.mutable_layout() = LayoutToProto(options_.layout);

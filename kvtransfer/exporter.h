@@ -75,6 +75,7 @@ class Exporter {
     // How often a thread of the exporter's own calls ReapExpired; zero: no thread, the owner calls it.
     absl::Duration reap_interval = absl::ZeroDuration();
     bool block_tags = false;  // tickets promise keyed tags
+    std::function<TransferId()> new_id = TransferId::Random;  // another one only where a seed must repeat a run
     bool unchecked_for_bench = false;  // no checksums are made
   };
 

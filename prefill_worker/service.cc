@@ -22,7 +22,8 @@ constexpr absl::Duration kHistoryPatience = absl::Milliseconds(50);
 
 }  // namespace
 
-using Stream = rpc::StreamWriter<v1::PrefillEvent>;
+using Stream = rpc::EventStream<v1::PrefillEvent>;
+using MakeStream = rpc::MakeEventStream<v1::PrefillEvent>;
 
 // One Prefill: the engine's sink and the export's owner. The engine's thread computes, a transport's thread may end the
 // export, gRPC's threads may abandon the call; it ends when the engine is done with it and the export is over.
@@ -40,9 +41,9 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
   }
   ~Call() override { --service_->open_calls_; }
 
-  // Makes the reactor. The stream's callback holds this object until the call is done, so that a drain waits for that.
-  std::shared_ptr<Stream> OpenStream() {
-    stream_ = Stream::Create({}, [self = shared_from_this()] { self->Abandon(); });
+  // The stream's callback holds this object until the call is done, so that a drain waits for that.
+  std::shared_ptr<Stream> OpenStream(const MakeStream& make_stream) {
+    stream_ = make_stream([self = shared_from_this()] { self->Abandon(); });
     return stream_;
   }
 
@@ -251,43 +252,46 @@ PrefillService::~PrefillService() {
 
 grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(grpc::CallbackServerContext* context,
                                                                     const v1::PrefillRequest* request) {
+  std::shared_ptr<rpc::StreamWriter<v1::PrefillEvent>> writer;
+  Serve(*request, rpc::DeadlineOf(*context), [&writer](std::function<void()> on_cancel) {
+    writer = rpc::StreamWriter<v1::PrefillEvent>::Create({}, std::move(on_cancel));
+    return writer;
+  });
+  return writer.get();
+}
+
+void PrefillService::Serve(const v1::PrefillRequest& request, absl::Time deadline, const MakeStream& make_stream) {
   options_.engine_metrics->OnRequest();
   engine::Engine* engine = options_.model->engine();
   // The number keeps two calls apart that name the same attempt.
-  const std::string engine_id = absl::StrCat(request->request_id(), "#", request->epoch(), ".", next_call_++);
-  const absl::Time deadline = rpc::DeadlineOf(*context);
-  auto call = std::make_shared<Call>(this, engine_id, *request, deadline);
-  std::shared_ptr<Stream> stream = call->OpenStream();
+  const std::string engine_id = absl::StrCat(request.request_id(), "#", request.epoch(), ".", next_call_++);
+  auto call = std::make_shared<Call>(this, engine_id, request, deadline);
+  const std::shared_ptr<Stream> stream = call->OpenStream(make_stream);
   absl::StatusOr<engine::Request> parsed =
-      engine::RequestFromProto(request->request_id(), request->prompt_token_ids(), request->sampling(),
-                               request->tenant(), deadline, options_.model->limits());
-  if (!parsed.ok()) {
-    call->OnDone(parsed.status(), {});
-    return stream.get();
-  }
+      engine::RequestFromProto(request.request_id(), request.prompt_token_ids(), request.sampling(), request.tenant(),
+                               deadline, options_.model->limits());
+  if (!parsed.ok()) return call->OnDone(parsed.status(), {});
   parsed->request_id = engine_id;
   engine->SubmitPrefill(*std::move(parsed), call);
   // A cancellation that came before the engine knew the request.
   if (stream->cancelled()) call->Abandon();
-  return stream.get();
 }
 
 // One ImportHistory: room, fetch, prefix cache. It begins on a gRPC thread and goes on on the engine's and the transport's.
-class PrefillService::Import : public std::enable_shared_from_this<Import> {
+class PrefillService::HistoryImport : public std::enable_shared_from_this<HistoryImport> {
  public:
-  Import(PrefillService* service, const v1::ImportHistoryRequest& request, v1::ImportHistoryResponse* response,
-         grpc::ServerUnaryReactor* reactor)
-      : service_(service), request_(request), response_(response), reactor_(reactor) {
+  HistoryImport(PrefillService* service, const v1::ImportHistoryRequest& request, ImportDone done)
+      : service_(service), request_(request), done_(std::move(done)) {
     ++service_->open_calls_;
   }
-  ~Import() { --service_->open_calls_; }
+  ~HistoryImport() { --service_->open_calls_; }
 
   void Run() {
     const std::vector<int32_t> ids(request_.token_ids().begin(), request_.token_ids().end());
     // Prompts that wait must not wait longer for this.
     service_->options_.model->engine()->ReserveKv(
         absl::StrCat(request_.request_id(), "#", request_.epoch(), ".h", service_->next_call_++),
-        static_cast<int>(ids.size()), absl::Now() + kHistoryPatience,
+        static_cast<int>(ids.size()), service_->options_.clock->Now() + kHistoryPatience,
         [self = shared_from_this()](absl::StatusOr<kvcache::BlockLease> lease) {
           if (!lease.ok()) {
             const bool full = absl::IsDeadlineExceeded(lease.status());
@@ -304,7 +308,7 @@ class PrefillService::Import : public std::enable_shared_from_this<Import> {
     fetch.ticket = request_.ticket();
     fetch.first_block = static_cast<uint32_t>(lease.num_held());
     fetch.destination = lease.SplitOff(lease.num_held());
-    fetch.deadline = absl::Now() + kvtransfer::SilenceLimit(fetch.ticket);
+    fetch.deadline = service_->options_.clock->Now() + kvtransfer::SilenceLimit(fetch.ticket);
     auto held = std::make_shared<kvcache::BlockLease>(std::move(lease));
     service_->TransportFor(fetch.ticket)
         ->Fetch(std::move(fetch), [self = shared_from_this(), held](absl::StatusOr<kvtransfer::FetchResult> result,
@@ -314,7 +318,7 @@ class PrefillService::Import : public std::enable_shared_from_this<Import> {
           const auto& ids = self->request_.token_ids();
           self->service_->options_.model->engine()->AdoptPrefix(self->request_.tenant(), {ids.begin(), ids.end()},
                                                                 std::move(*held));
-          self->response_->set_blocks(result->stats.blocks);
+          self->response_.set_blocks(result->stats.blocks);
           self->End(absl::OkStatus());
         });
   }
@@ -324,13 +328,13 @@ class PrefillService::Import : public std::enable_shared_from_this<Import> {
         ->Counter("baton_kv_history_imports_total", "Turns whose KV was offered back, by what became of it",
                   {{"code", RuleFor(status.code()).name}})
         .Increment();
-    reactor_->Finish(ToGrpcStatus(status));
+    done_(status, response_);
   }
 
   PrefillService* const service_;
   const v1::ImportHistoryRequest request_;
-  v1::ImportHistoryResponse* const response_;
-  grpc::ServerUnaryReactor* const reactor_;
+  v1::ImportHistoryResponse response_;
+  const ImportDone done_;
 };
 
 absl::Status PrefillService::CheckHistory(const v1::ImportHistoryRequest& request) const {
@@ -369,12 +373,16 @@ grpc::ServerUnaryReactor* PrefillService::ImportHistory(grpc::CallbackServerCont
                                                         const v1::ImportHistoryRequest* request,
                                                         v1::ImportHistoryResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  if (absl::Status s = CheckHistory(*request); !s.ok()) {
-    reactor->Finish(ToGrpcStatus(s));
-    return reactor;
-  }
-  std::make_shared<Import>(this, *request, response, reactor)->Run();
+  Import(*request, [reactor, response](const absl::Status& status, const v1::ImportHistoryResponse& answer) {
+    *response = answer;
+    reactor->Finish(ToGrpcStatus(status));
+  });
   return reactor;
+}
+
+void PrefillService::Import(const v1::ImportHistoryRequest& request, ImportDone done) {
+  if (absl::Status s = CheckHistory(request); !s.ok()) return done(s, {});
+  std::make_shared<HistoryImport>(this, request, std::move(done))->Run();
 }
 
 v1::WorkerLoad PrefillService::load() const {

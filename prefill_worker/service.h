@@ -4,12 +4,15 @@
 #define BATON_PREFILL_WORKER_SERVICE_H_
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/metrics.h"
+#include "common/rpc/event_stream.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/exporter.h"
@@ -32,6 +35,7 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
     // What fetches history, by Endpoint.transport; empty: none is imported.
     std::map<std::string, kvtransfer::TransportClient*> transports;
     kvtransfer::ClusterKey key;
+    Clock* clock = Clock::Real();
   };
   explicit PrefillService(const Options& options);
   ~PrefillService() override;
@@ -44,6 +48,13 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
   grpc::ServerUnaryReactor* ImportHistory(grpc::CallbackServerContext* context, const v1::ImportHistoryRequest* request,
                                           v1::ImportHistoryResponse* response) override;
 
+  // The same whatever carries the calls: gRPC above, virtual messages in tests/sim. `make_stream` is called once, at
+  // once; `done` once, at once or later.
+  void Serve(const v1::PrefillRequest& request, absl::Time deadline,
+             const rpc::MakeEventStream<v1::PrefillEvent>& make_stream);
+  using ImportDone = std::function<void(const absl::Status&, const v1::ImportHistoryResponse&)>;
+  void Import(const v1::ImportHistoryRequest& request, ImportDone done);
+
   // For WorkerHost's hooks.
   v1::WorkerLoad load() const;
   v1::PrefixReport prefixes(uint64_t version) const;
@@ -52,7 +63,7 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
 
  private:
   class Call;
-  class Import;
+  class HistoryImport;
 
   // The first of the ticket's transports that this worker has; null: none.
   kvtransfer::TransportClient* TransportFor(const v1::Ticket& ticket) const;

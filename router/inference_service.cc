@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/rpc/channel.h"
 #include "common/rpc/server.h"
 #include "common/rpc/stream_writer.h"
 #include "common/status.h"

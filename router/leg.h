@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "common/rpc/channel.h"
 #include "common/status.h"
+#include "router/worker_link.h"
 
 namespace baton::router {
 
@@ -21,7 +22,7 @@ namespace baton::router {
 // Thread contract: Start once; Cancel from any thread at any time. on_event and on_done run on gRPC's threads, one
 // after another, on_done last and exactly once. They must not block.
 template <class Request, class Message>
-class Leg final : public grpc::ClientReadReactor<Message> {
+class Leg final : public grpc::ClientReadReactor<Message>, public WorkerCall {
  public:
   using OnEvent = std::function<void(Message&)>;
   using OnEnd = std::function<void(absl::Status)>;
@@ -39,7 +40,7 @@ class Leg final : public grpc::ClientReadReactor<Message> {
     return leg;
   }
 
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() override { context_.TryCancel(); }
 
  private:
   Leg(Request request, OnEvent on_event, OnEnd on_done)

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/logging.h"
+#include "common/status.h"
 
 namespace baton::router {
 
@@ -26,9 +27,9 @@ RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl
 void RequestDriver::Admit(AdmittedRequest request) {
   // Not before: a request that ended before it was in the table would stay in it for ever.
   const std::weak_ptr<RequestDriver> weak = shared_from_this();
-  deadline_alarm_.Set(absl::ToChronoTime(lifecycle_.deadline()), [weak](bool passed) {
+  deadline_timer_ = context_->timers->After(lifecycle_.deadline() - context_->clock->Now(), [weak] {
     const std::shared_ptr<RequestDriver> alive = weak.lock();
-    if (passed && alive != nullptr) alive->Post({Event::kDeadline, 0, {}, {}});
+    if (alive != nullptr) alive->Post({Event::kDeadline, 0, {}, {}});
   });
   Post({Event::kAdmitted, 0, {}, std::move(request)});
 }
@@ -179,20 +180,15 @@ void RequestDriver::OnPlaced(Placed& placed) {
 void RequestDriver::Execute(StartPrefill& command) {
   prefill_worker_ = command.worker;
   prefill_epoch_ = command.request.epoch();
-  const std::shared_ptr<WorkerStubs> stubs = context_->channels->Get(command.worker);
   const std::shared_ptr<RequestDriver> self = shared_from_this();
-  prefill_leg_ = PrefillLeg::Start(
-      std::move(command.request), lifecycle_.deadline(),
-      [self, epoch = prefill_epoch_, worker = command.worker](v1::PrefillEvent& event) {
+  prefill_leg_ = context_->workers->Prefill(
+      std::move(command), lifecycle_.deadline(),
+      [self, epoch = prefill_epoch_, worker = prefill_worker_](v1::PrefillEvent& event) {
         self->OnPrefillEvent(epoch, worker, event);
       },
-      [self, stubs, epoch = prefill_epoch_, worker = command.worker](absl::Status status) {
+      [self, epoch = prefill_epoch_, worker = prefill_worker_](absl::Status status) {
         if (status.ok()) return self->Post({Event::kPrefillEnded, epoch, worker, {}});
         self->Post({Event::kPrefillFailed, epoch, worker, std::move(status)});
-      },
-      [&](grpc::ClientContext* context, const v1::PrefillRequest* request,
-          grpc::ClientReadReactor<v1::PrefillEvent>* reactor) {
-        stubs->prefill->async()->Prefill(context, request, reactor);
       });
 }
 
@@ -212,20 +208,15 @@ void RequestDriver::OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::
 void RequestDriver::Execute(StartDecode& command) {
   decode_worker_ = command.worker;
   decode_epoch_ = command.request.epoch();
-  const std::shared_ptr<WorkerStubs> stubs = context_->channels->Get(decode_worker_);
   const std::shared_ptr<RequestDriver> self = shared_from_this();
-  decode_leg_ = DecodeLeg::Start(
-      std::move(command.request), lifecycle_.deadline(),
+  decode_leg_ = context_->workers->Decode(
+      std::move(command), lifecycle_.deadline(),
       [self, epoch = decode_epoch_, worker = decode_worker_](v1::DecodeEvent& event) {
         self->OnDecodeEvent(epoch, worker, event);
       },
-      [self, stubs, epoch = decode_epoch_, worker = decode_worker_](absl::Status status) {
+      [self, epoch = decode_epoch_, worker = decode_worker_](absl::Status status) {
         if (status.ok()) return self->Post({Event::kDecodeEnded, epoch, worker, {}});
         self->Post({Event::kDecodeFailed, epoch, worker, std::move(status)});
-      },
-      [&](grpc::ClientContext* context, const v1::DecodeRequest* request,
-          grpc::ClientReadReactor<v1::DecodeEvent>* reactor) {
-        stubs->decode->async()->Decode(context, request, reactor);
       });
 }
 
@@ -254,13 +245,13 @@ void RequestDriver::Execute(CancelDecode&) {
 
 void RequestDriver::Execute(UpdateDecode& command) {
   const std::shared_ptr<RequestDriver> self = shared_from_this();
-  context_->calls->Update(command, lifecycle_.deadline(),
+  context_->workers->Update(command, lifecycle_.deadline(),
                             [self, epoch = command.request.epoch(), worker = command.worker](absl::Status status) {
                               self->Post({Event::kDecodeFailed, epoch, worker, std::move(status)});
                             });
 }
 
-void RequestDriver::Execute(OfferHistory& command) { context_->calls->Offer(command); }
+void RequestDriver::Execute(OfferHistory& command) { context_->workers->Offer(command); }
 
 void RequestDriver::Execute(Wait& command) {
   context_->metrics->Retried(command.why);
@@ -268,9 +259,9 @@ void RequestDriver::Execute(Wait& command) {
   const uint32_t epoch = command.epoch;
   if (command.delay <= absl::ZeroDuration()) return Post({Event::kBackoffOver, epoch, {}, {}});
   const std::weak_ptr<RequestDriver> weak = shared_from_this();
-  wait_alarm_.Set(absl::ToChronoTime(absl::Now() + command.delay), [weak, epoch](bool passed) {
+  wait_timer_ = context_->timers->After(command.delay, [weak, epoch] {
     const std::shared_ptr<RequestDriver> alive = weak.lock();
-    if (passed && alive != nullptr) alive->Post({Event::kBackoffOver, epoch, {}, {}});
+    if (alive != nullptr) alive->Post({Event::kBackoffOver, epoch, {}, {}});
   });
 }
 
@@ -281,8 +272,8 @@ void RequestDriver::Execute(Finish& command) {
   decode_hold_ = {};
   context_->placement->Leave(placement_id_);
   context_->placement->Changed();
-  deadline_alarm_.Cancel();
-  wait_alarm_.Cancel();
+  deadline_timer_.reset();
+  wait_timer_.reset();
   context_->metrics->Ended(command.status, lifecycle_.stats(), emit_);
   context_->metrics->Judged(command.status, lifecycle_.stats(),
                             context_->placement->promise(lifecycle_.request().priority));

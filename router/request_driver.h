@@ -1,12 +1,10 @@
-// Carries out one request's life cycle: calls to workers over gRPC, timers, the client's stream.
+// Carries out one request's life cycle: calls to workers, timers, the client's stream.
 //
 // Whatever happens becomes an input in a queue; whoever puts the first one in handles them all, one after another, and
 // carries out the commands. So the life cycle sees one caller at a time, commands run in order, and no lock is held
 // while gRPC is called.
 #ifndef BATON_ROUTER_REQUEST_DRIVER_H_
 #define BATON_ROUTER_REQUEST_DRIVER_H_
-
-#include <grpcpp/alarm.h>
 
 #include <deque>
 #include <functional>
@@ -18,13 +16,12 @@
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "router/client_stream.h"
-#include "router/leg.h"
 #include "router/placement.h"
 #include "router/request_lifecycle.h"
 #include "router/request_table.h"
 #include "router/router_metrics.h"
-#include "router/worker_calls.h"
-#include "router/worker_channels.h"
+#include "router/timers.h"
+#include "router/worker_link.h"
 
 namespace baton::router {
 
@@ -32,11 +29,11 @@ namespace baton::router {
 struct DriverContext {
   RequestTable* table = nullptr;
   Placement* placement = nullptr;
-  WorkerChannels* channels = nullptr;
-  WorkerCalls* calls = nullptr;
+  WorkerLink* workers = nullptr;
   RouterMetrics* metrics = nullptr;
   const TextMaker* text = nullptr;
   Clock* clock = nullptr;
+  Timers* timers = Timers::Real();
 };
 
 // Thread contract: thread-safe.
@@ -73,8 +70,6 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
     std::variant<Input, Gone, CutLegs, Placed> what;
     absl::Time arrived;
   };
-  using PrefillLeg = Leg<v1::PrefillRequest, v1::PrefillEvent>;
-  using DecodeLeg = Leg<v1::DecodeRequest, v1::DecodeEvent>;
 
   RequestDriver(const DriverContext* context, std::string key, absl::Time deadline);
 
@@ -114,14 +109,13 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
 
   // Below: only by whoever is busy.
   RequestLifecycle lifecycle_;
-  std::shared_ptr<PrefillLeg> prefill_leg_;  // null: not running
-  std::shared_ptr<DecodeLeg> decode_leg_;
+  std::shared_ptr<WorkerCall> prefill_leg_, decode_leg_;  // null: not running
   WorkerRef prefill_worker_, decode_worker_;
   uint32_t prefill_epoch_ = 0, decode_epoch_ = 0;
   InFlightHold prefill_hold_, decode_hold_;
   absl::Time asked_;  // for a placement
   absl::Duration emit_;
-  grpc::Alarm deadline_alarm_, wait_alarm_;
+  std::unique_ptr<Timer> deadline_timer_, wait_timer_;
 };
 
 }  // namespace baton::router

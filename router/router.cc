@@ -57,7 +57,7 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
       channels_(security_),
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       calls_(&channels_),
-      context_{&table_, &placement_, &channels_, &calls_, &router_metrics_, text_.get(), clock},
+      context_{&table_, &placement_, &calls_, &router_metrics_, text_.get(), clock},
       intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
       inference_(&intake_),
       cluster_(

@@ -20,6 +20,8 @@
 #include "router/inference_service.h"
 #include "router/intake.h"
 #include "router/model_text.h"
+#include "router/worker_calls.h"
+#include "router/worker_channels.h"
 
 namespace baton::router {
 

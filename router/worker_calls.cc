@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "common/rpc/channel.h"
 #include "common/status.h"
+#include "router/leg.h"
 
 namespace baton::router {
 namespace {
@@ -31,7 +32,31 @@ struct WorkerCalls::Offer_ {
   std::shared_ptr<WorkerStubs> stubs;
 };
 
-void WorkerCalls::Update(const UpdateDecode& command, absl::Time deadline, std::function<void(absl::Status)> failed) {
+std::shared_ptr<WorkerCall> WorkerCalls::Prefill(StartPrefill command, absl::Time deadline,
+                                                 std::function<void(v1::PrefillEvent&)> on_event, OnEnd on_end) {
+  const std::shared_ptr<WorkerStubs> stubs = channels_->Get(command.worker);
+  return Leg<v1::PrefillRequest, v1::PrefillEvent>::Start(
+      std::move(command.request), deadline, std::move(on_event),
+      [stubs, on_end = std::move(on_end)](absl::Status status) { on_end(std::move(status)); },
+      [&](grpc::ClientContext* context, const v1::PrefillRequest* request,
+          grpc::ClientReadReactor<v1::PrefillEvent>* reactor) {
+        stubs->prefill->async()->Prefill(context, request, reactor);
+      });
+}
+
+std::shared_ptr<WorkerCall> WorkerCalls::Decode(StartDecode command, absl::Time deadline,
+                                                std::function<void(v1::DecodeEvent&)> on_event, OnEnd on_end) {
+  const std::shared_ptr<WorkerStubs> stubs = channels_->Get(command.worker);
+  return Leg<v1::DecodeRequest, v1::DecodeEvent>::Start(
+      std::move(command.request), deadline, std::move(on_event),
+      [stubs, on_end = std::move(on_end)](absl::Status status) { on_end(std::move(status)); },
+      [&](grpc::ClientContext* context, const v1::DecodeRequest* request,
+          grpc::ClientReadReactor<v1::DecodeEvent>* reactor) {
+        stubs->decode->async()->Decode(context, request, reactor);
+      });
+}
+
+void WorkerCalls::Update(const UpdateDecode& command, absl::Time deadline, OnEnd failed) {
   auto call = std::make_shared<Update_>();
   call->request = command.request;
   call->stubs = channels_->Get(command.worker);

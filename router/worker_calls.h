@@ -1,30 +1,32 @@
-// The short calls to workers beside a request's two long ones: what a running Decode still needs, and history that a
-// prefill worker may have.
+// The calls to workers over gRPC: a request's two long ones, what a running Decode still needs, and history for a
+// prefill worker.
 #ifndef BATON_ROUTER_WORKER_CALLS_H_
 #define BATON_ROUTER_WORKER_CALLS_H_
 
 #include <functional>
+#include <memory>
 
-#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
-#include "router/request_lifecycle.h"
 #include "router/worker_channels.h"
+#include "router/worker_link.h"
 
 namespace baton::router {
 
 // Thread-safe. Nothing is owned; everything outlives this.
-class WorkerCalls {
+class WorkerCalls final : public WorkerLink {
  public:
   explicit WorkerCalls(WorkerChannels* channels) : channels_(channels) {}
-  // Waits for calls that are under way (their deadline bounds it).
-  ~WorkerCalls() { WaitUntilIdle(); }
+  // Waits for short calls that are under way (their deadline bounds it).
+  ~WorkerCalls() override { WaitUntilIdle(); }
 
-  // Returns at once; `failed` runs on gRPC's thread unless the worker took the update. That the decode does not run there
-  // any more is ABORTED: whatever it was for must be done again.
-  void Update(const UpdateDecode& command, absl::Time deadline, std::function<void(absl::Status)> failed);
-  // Returns at once. Nobody waits for the answer: without it the next turn computes more, that is all.
-  void Offer(const OfferHistory& command);
+  // Callbacks run on gRPC's threads.
+  std::shared_ptr<WorkerCall> Prefill(StartPrefill command, absl::Time deadline,
+                                      std::function<void(v1::PrefillEvent&)> on_event, OnEnd on_end) override;
+  std::shared_ptr<WorkerCall> Decode(StartDecode command, absl::Time deadline,
+                                     std::function<void(v1::DecodeEvent&)> on_event, OnEnd on_end) override;
+  void Update(const UpdateDecode& command, absl::Time deadline, OnEnd failed) override;
+  void Offer(const OfferHistory& command) override;
   void WaitUntilIdle();
 
  private:

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/mutex.h"
+#include "common/rpc/event_stream.h"
 #include "common/status.h"
 
 namespace baton::rpc {
@@ -33,6 +34,7 @@ struct StreamWriterOptions {
 // inside Push (overflow); it must not block.
 template <class Message>
 class StreamWriter final : public grpc::ServerWriteReactor<Message>,
+                           public EventStream<Message>,
                            public std::enable_shared_from_this<StreamWriter<Message>> {
  public:
   // `on_cancel` is called when the client went away, the deadline passed, the server is shutting down or the buffer
@@ -45,7 +47,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
   }
 
   // False when the message will not be sent: the call is over, or this message overflowed the buffer.
-  bool Push(Message message) {
+  bool Push(Message message) override {
     std::function<void()> cancel;
     bool accepted = true;
     {
@@ -69,7 +71,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
   }
 
   // Ends the call with `status` once everything pushed before is written. Later calls of Push and Finish do nothing.
-  void Finish(absl::Status status) {
+  void Finish(absl::Status status) override {
     {
       MutexLock lock(&mu_);
       if (state_ != State::kOpen) return;
@@ -80,7 +82,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
   }
 
   // True after the client went away, the deadline passed or an overflow.
-  bool cancelled() const {
+  bool cancelled() const override {
     MutexLock lock(&mu_);
     return cancelled_;
   }
