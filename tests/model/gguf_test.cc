@@ -279,7 +279,7 @@ TEST(GgufTest, RefusesDataOutsideTheFile) {
   ExpectRefused(overlap.Finish() + std::string(64, '\0'), kInvalid, "overlap");
 }
 
-// Fault 40. Every prefix of a model is refused, and where the header ends does not matter.
+// Every prefix of a model is refused, and where the header ends does not matter.
 TEST(GgufTest, EveryTruncationIsRefused) {
   const std::string bytes = fakes::TinyGguf({.extra_vocab = 3});
   const auto whole = ParseBytes(bytes);

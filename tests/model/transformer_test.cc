@@ -183,7 +183,7 @@ TEST(TransformerTest, NormsThatAreNotFiniteAreRefused) {
   EXPECT_TRUE(absl::StrContains(status.message(), "blk.1.ffn_norm.weight")) << status;
 }
 
-// Fault 40: the file disappears under a running model.
+// The file disappears under a running model.
 TEST(TransformerTest, FileTruncatedAfterLoadDoesNotMatter) {
   const std::string path = absl::StrCat(testing::TempDir(), "/transformer_test.", getpid());
   ASSERT_TRUE(fakes::WriteTinyGguf({}, path).ok());
