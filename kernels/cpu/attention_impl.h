@@ -42,16 +42,17 @@ BATON_INLINE VF LoadKvN(const std::byte* row, int d, int head_dim) {
   return d + 16 <= head_dim ? LoadKv16<kDType>(row + d * kBytes) : LoadKvTail<kDType>(row + d * kBytes, head_dim - d);
 }
 
-// Token j of the tile is at rows[j] (plus k_offset or v_offset); null outside of [begin, end).
+// Token j of the tile is at rows[j] (plus k_offset or v_offset); `outside` if it is not in [begin, end).
 template <DType kDType>
-static void FindRows(const AttentionArgs& a, int tile, int begin, int end, const std::byte** rows) {
+static void FindRows(const AttentionArgs& a, int tile, int begin, int end, const std::byte* outside,
+                     const std::byte** rows) {
   constexpr int kBytes = kDType == DType::kF32 ? 4 : 2;
   const size_t row_bytes = static_cast<size_t>(a.head_dim) * kBytes;
   int block = tile / a.block_size, slot = tile % a.block_size;
   for (int j = 0; j < kKeyTile; ++j) {
     const int position = tile + j;
     rows[j] = position < begin || position >= end
-                  ? nullptr
+                  ? outside
                   : a.kv_base + static_cast<size_t>(a.block_table[block]) * a.block_bytes + slot * row_bytes;
     if (++slot == a.block_size) {
       slot = 0;
@@ -60,37 +61,27 @@ static void FindRows(const AttentionArgs& a, int tile, int begin, int end, const
   }
 }
 
-// Asks for the tile after this one: blocks lie anywhere, so the hardware does not guess where it is.
-template <DType kDType>
-static void PrefetchTile(const AttentionArgs& a, int tile, int end) {
-  constexpr int kBytes = kDType == DType::kF32 ? 4 : 2;
-  const size_t row_bytes = static_cast<size_t>(a.head_dim) * kBytes;
-  for (int position = tile; position < tile + kKeyTile && position < end;) {
-    const int slot = position % a.block_size;
-    int n = a.block_size - slot;
-    if (n > end - position) n = end - position;
-    if (n > tile + kKeyTile - position) n = tile + kKeyTile - position;
-    const std::byte* row =
-        a.kv_base + static_cast<size_t>(a.block_table[position / a.block_size]) * a.block_bytes + slot * row_bytes;
-    for (size_t byte = 0; byte < n * row_bytes; byte += 64) {
-      __builtin_prefetch(row + a.k_offset + byte, 0, 2);
-      __builtin_prefetch(row + a.v_offset + byte, 0, 2);
-    }
-    position += n;
-  }
-}
-
-// The tile's first `groups` times 16 keys, as floats; slots without a row become zero.
-template <DType kDType>
-static void LoadKeys(const AttentionArgs& a, const AttentionState& st, const std::byte* const* rows, int groups) {
+// The tile's first `groups` times 16 keys, as floats; slots without a row become zero. With few queries, each step also
+// asks for the same keys of the tile after it, whose rows are `next`: blocks lie anywhere, so the hardware does not guess
+// where they are, and asked for all at once they would keep the processor waiting.
+template <bool kAhead, DType kDType>
+static void LoadKeys(const AttentionArgs& a, const AttentionState& st, const std::byte* const* rows,
+                     const std::byte* const* next, int groups) {
   for (int group = 0; group < groups * 16; group += 16) {
     int d = 0;
+    const auto ask_ahead = [&] {
+      if constexpr (!kAhead) return;
+      const size_t offset = a.k_offset + d * (kDType == DType::kF32 ? 4 : 2);
+      for (int j = 0; j < 16; ++j) __builtin_prefetch(next[group + j] + offset, 0, 2);
+    };
     if constexpr (kDType == DType::kF16) {
       for (; d + 32 <= a.head_dim; d += 32) {
+        ask_ahead();
         TransposeHalves(rows + group, a.k_offset + d * 2, st.keys + d * kKeyTile + group, kKeyTile);
       }
     }
     for (; d < st.padded_dim; d += 16) {
+      ask_ahead();
       VF m[16];
       for (int j = 0; j < 16; ++j) {
         const std::byte* row = rows[group + j];
@@ -197,46 +188,66 @@ BATON_INLINE void SoftmaxGroups(const AttentionArgs& a, const AttentionState& st
 }
 
 // output += weights * values, dimensions from d on, of kCount queries that see the same slots [begin, end). kDirect: the
-// values are converted on the way instead of taken from st.values, which pays for few queries.
+// values are converted on the way instead of taken from st.values, which pays for few queries; those of the next tile are
+// asked for.
 template <int kCount, int kVectors, bool kDirect, DType kDType>
-BATON_INLINE void Accumulate(const AttentionArgs& a, const AttentionState& st, const std::byte* const* rows, int query,
-                             const float* weights, int begin, int end, int d) {
+BATON_INLINE void Accumulate(const AttentionArgs& a, const AttentionState& st, const std::byte* const* rows,
+                             const std::byte* const* next, int query, const float* weights, int begin, int end, int d) {
+  constexpr int kBytes = kDType == DType::kF32 ? 4 : 2;
   VF acc[kCount][kVectors];
   float* output = st.piece.output + query * st.padded_dim + d;
+#pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) acc[r][i] = Load(output + r * st.padded_dim + i * 16);
   }
   for (int j = begin; j < end; ++j) {
     VF v[kVectors];
+#pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
-      if constexpr (kDirect) {
-        v[i] = LoadKvN<kDType>(rows[j] + a.v_offset, d + i * 16, a.head_dim);
-      } else {
+      if constexpr (!kDirect) {
         v[i] = Load(st.values + j * st.padded_dim + d + i * 16);
+      } else if constexpr (kVectors == 1) {  // perhaps the tail
+        v[i] = LoadKvN<kDType>(rows[j] + a.v_offset, d, a.head_dim);
+      } else {
+        v[i] = LoadKv16<kDType>(rows[j] + a.v_offset + (d + i * 16) * kBytes);
       }
     }
+    if constexpr (kDirect) {
+#pragma GCC unroll 4
+      for (int byte = 0; byte < kVectors * 16 * kBytes; byte += 64) {
+        __builtin_prefetch(next[j] + a.v_offset + d * kBytes + byte, 0, 2);
+      }
+    }
+#pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
       const VF weight = Set1(weights[r * kKeyTile + j]);
+#pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) acc[r][i] = Fma(v[i], weight, acc[r][i]);
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) Store(output + r * st.padded_dim + i * 16, acc[r][i]);
   }
 }
 
 template <int kCount, bool kDirect, DType kDType>
-static void AccumulateUpTo(const AttentionArgs& a, const AttentionState& st, const std::byte* const* rows, int query,
-                           int count, const float* weights, int begin, int end) {
+static void AccumulateUpTo(const AttentionArgs& a, const AttentionState& st, const std::byte* const* rows,
+                           const std::byte* const* next, int query, int count, const float* weights, int begin,
+                           int end) {
   if constexpr (kCount > 0) {
     if (count < kCount) {
-      return AccumulateUpTo<kCount - 1, kDirect, kDType>(a, st, rows, query, count, weights, begin, end);
+      return AccumulateUpTo<kCount - 1, kDirect, kDType>(a, st, rows, next, query, count, weights, begin, end);
     }
     int d = 0;
-    for (; d + kValueVectors * 16 <= st.padded_dim; d += kValueVectors * 16) {
-      Accumulate<kCount, kValueVectors, kDirect, kDType>(a, st, rows, query, weights, begin, end, d);
+    for (; d + kValueVectors * 16 <= a.head_dim; d += kValueVectors * 16) {
+      Accumulate<kCount, kValueVectors, kDirect, kDType>(a, st, rows, next, query, weights, begin, end, d);
     }
-    for (; d < st.padded_dim; d += 16) Accumulate<kCount, 1, kDirect, kDType>(a, st, rows, query, weights, begin, end, d);
+    for (; d < st.padded_dim; d += 16) {
+      Accumulate<kCount, 1, kDirect, kDType>(a, st, rows, next, query, weights, begin, end, d);
+    }
   }
 }
 
@@ -258,7 +269,7 @@ BATON_INLINE Visible VisibleSlots(const AttentionArgs& a, int query, int tile) {
 // The queries from `query` on, all of which see something of the tile, with the tile's keys.
 template <bool kDirect, DType kDType>
 BATON_INLINE void ProcessQueries(const AttentionArgs& a, const AttentionState& st, const std::byte* const* rows,
-                                 int query, int count, int tile) {
+                                 const std::byte* const* next, int query, int count, int tile) {
   Visible visible[kScoreRows];
   int end = 0;
   for (int i = 0; i < count; ++i) {
@@ -275,7 +286,7 @@ BATON_INLINE void ProcessQueries(const AttentionArgs& a, const AttentionState& s
            visible[i + same].end == visible[i].end) {
       ++same;
     }
-    AccumulateUpTo<kValueRows, kDirect, kDType>(a, st, rows, query + i, same, st.weights + i * kKeyTile,
+    AccumulateUpTo<kValueRows, kDirect, kDType>(a, st, rows, next, query + i, same, st.weights + i * kKeyTile,
                                                 visible[i].begin, visible[i].end);
     i += same;
   }
@@ -285,12 +296,17 @@ template <DType kDType>
 static void ProcessTile(const AttentionArgs& a, const AttentionState& st, int tile, int first, int end,
                         int num_queries) {
   const std::byte* rows[kKeyTile];
-  FindRows<kDType>(a, tile, first, end, rows);
-  if (num_queries <= kValueRows) PrefetchTile<kDType>(a, tile + kKeyTile, end);
+  FindRows<kDType>(a, tile, first, end, nullptr, rows);
+  const std::byte* next[kKeyTile];
   const int last = end - tile < kKeyTile ? end - tile : kKeyTile;
-  LoadKeys<kDType>(a, st, rows, (last + 15) / 16);
   const bool direct = num_queries <= kValueRows;
-  if (!direct) LoadValues<kDType>(a, st, rows);
+  if (direct) {
+    FindRows<kDType>(a, tile + kKeyTile, first, end, rows[last - 1], next);  // rows that there are not: one at hand
+    LoadKeys<true, kDType>(a, st, rows, next, (last + 15) / 16);
+  } else {
+    LoadKeys<false, kDType>(a, st, rows, nullptr, (last + 15) / 16);
+    LoadValues<kDType>(a, st, rows);
+  }
   // Those that see something are a run: early rows end before the tile, and windows of late ones begin after it.
   int query = 0;
   while (query < num_queries && VisibleSlots(a, query, tile).end <= 0) ++query;
@@ -303,9 +319,9 @@ static void ProcessTile(const AttentionArgs& a, const AttentionState& st, int ti
   for (; query < query_end; query += kScoreRows) {
     const int count = query_end - query < kScoreRows ? query_end - query : kScoreRows;
     if (direct) {
-      ProcessQueries<true, kDType>(a, st, rows, query, count, tile);
+      ProcessQueries<true, kDType>(a, st, rows, next, query, count, tile);
     } else {
-      ProcessQueries<false, kDType>(a, st, rows, query, count, tile);
+      ProcessQueries<false, kDType>(a, st, rows, nullptr, query, count, tile);
     }
   }
 }

@@ -1,15 +1,15 @@
 // Element-wise kernels over the abstract vector machine; see matmul_impl.h for how it is included.
 
-// e^x with a relative error of about 2^-23; 0 below -86.5, infinity above 88.72, NaN for NaN.
+// e^x = power * 2^n, of x that is in range; the low bits of `shifted` hold n.
 // x = n ln 2 + r, with ln 2 in two parts so that r is exact enough; a polynomial for e^r on |r| <= ln 2 / 2.
-BATON_INLINE VF Exp(VF x) {
+struct ExpParts {
+  VF power, shifted;
+};
+BATON_INLINE ExpParts SplitExp(VF x) {
   const VF magic = Set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
-  const VF low = Set1(-86.5f), high = Set1(88.72f);
-  // Lanes out of range compute with a harmless value and are replaced below. NaN passes both selections.
-  const VF clamped = SelectLess(x, low, low, SelectLess(high, x, high, x));
-  const VF shifted = Fma(clamped, Set1(1.44269504f), magic);
+  const VF shifted = Fma(x, Set1(1.44269504f), magic);
   const VF n = Sub(shifted, magic);
-  VF r = Fma(n, Set1(-0.693145752f), clamped);
+  VF r = Fma(n, Set1(-0.693145752f), x);
   r = Fma(n, Set1(-1.42860677e-6f), r);
   VF p = Set1(1.0f / 5040);
   p = Fma(p, r, Set1(1.0f / 720));
@@ -19,30 +19,26 @@ BATON_INLINE VF Exp(VF x) {
   p = Fma(p, r, Set1(0.5f));
   p = Fma(p, r, Set1(1.0f));
   p = Fma(p, r, Set1(1.0f));
-  // 2^(n-1), n in [-125, 128]: 2^128 itself is out of range. The magic number's own bits fall out at the top.
-  const VF scale = FromBits(ShiftLeft23(AddI(Bits(shifted), Set1I(126))));
-  const VF result = Mul(Mul(p, scale), Set1(2.0f));
+  return {p, shifted};
+}
+// 2^(n + bias - 127); the magic number's own bits fall out at the top.
+BATON_INLINE VF PowerOfTwo(VF shifted, int bias) { return FromBits(ShiftLeft23(AddI(Bits(shifted), Set1I(bias)))); }
+
+// e^x with a relative error of about 2^-23; 0 below -86.5, infinity above 88.72, NaN for NaN.
+BATON_INLINE VF Exp(VF x) {
+  const VF low = Set1(-86.5f), high = Set1(88.72f);
+  // Lanes out of range compute with a harmless value and are replaced below. NaN passes both selections.
+  const ExpParts e = SplitExp(SelectLess(x, low, low, SelectLess(high, x, high, x)));
+  // n in [-125, 128]: 2^128 itself is out of range, so in two steps.
+  const VF result = Mul(Mul(e.power, PowerOfTwo(e.shifted, 126)), Set1(2.0f));
   return SelectLess(x, low, Zero(), SelectLess(high, x, Set1(__builtin_inff()), result));
 }
 
 // The same bits for x that is not above 0 (or NaN), with fewer steps.
 BATON_INLINE VF ExpNotPositive(VF x) {
-  const VF magic = Set1(12582912.0f), low = Set1(-86.5f);
-  const VF clamped = Max(low, x);  // NaN stays
-  const VF shifted = Fma(clamped, Set1(1.44269504f), magic);
-  const VF n = Sub(shifted, magic);
-  VF r = Fma(n, Set1(-0.693145752f), clamped);
-  r = Fma(n, Set1(-1.42860677e-6f), r);
-  VF p = Set1(1.0f / 5040);
-  p = Fma(p, r, Set1(1.0f / 720));
-  p = Fma(p, r, Set1(1.0f / 120));
-  p = Fma(p, r, Set1(1.0f / 24));
-  p = Fma(p, r, Set1(1.0f / 6));
-  p = Fma(p, r, Set1(0.5f));
-  p = Fma(p, r, Set1(1.0f));
-  p = Fma(p, r, Set1(1.0f));
-  const VF scale = FromBits(ShiftLeft23(AddI(Bits(shifted), Set1I(127))));  // 2^n, n in [-125, 0]
-  return SelectLess(x, low, Zero(), Mul(p, scale));
+  const VF low = Set1(-86.5f);
+  const ExpParts e = SplitExp(Max(low, x));  // NaN stays
+  return SelectLess(x, low, Zero(), Mul(e.power, PowerOfTwo(e.shifted, 127)));  // n in [-125, 0]
 }
 
 // 1 / (1 + e^-x)

@@ -85,20 +85,26 @@ BATON_INLINE void Scale(const int32_t* sums, VF scale, const float* d, VF* acc) 
 }
 
 // 16 rows of one panel with signed codes. A last block of fewer rows computes with whatever follows its activations in
-// the rows that it lacks (QuantizedRows has room for that) and drops the results.
+// the rows that it lacks (QuantizedRows has room for that) and drops the results. Asks for ahead_bytes from `ahead` on a
+// pair of groups.
+//
+// A tile's store is not forwarded to loads of it, so sums are scaled a pair of groups after they were stored.
 template <ScaleKind kScale>
-BATON_INLINE void Block(const MatMulArgs& a, const uint8_t* panel_at, int64_t panel, int64_t row) {
+BATON_INLINE void Block(const MatMulArgs& a, const uint8_t* panel_at, int64_t panel, int64_t row, const uint8_t* ahead,
+                        int64_t ahead_bytes) {
   constexpr int kScaleBytes = ScaleBytes(kScale), kPairBytes = 2 * (kScaleBytes + 512);
+  constexpr int kSums = kScale == ScaleKind::kPair ? 512 : 256;
   const int64_t groups = a.cols / 32;
   const int64_t left = a.quantized.rows - row;
   const int64_t rows = left < 16 ? left : 16;
   const int64_t cell_bytes = rows * kActivationCellBytes;
   const uint8_t* cell = a.quantized.cells + row * groups * kActivationCellBytes;
-  alignas(64) int32_t sums[4][256];
+  alignas(64) int32_t sums[4][kSums];
   const auto multiply = [&](int64_t g) {
+    if (g >= groups) return;
     const uint8_t* codes = panel_at + g / 2 * kPairBytes + 2 * kScaleBytes + g % 2 * 512;
     const uint8_t* q = cell + g * cell_bytes;
-    int32_t* const to = sums[g % 2 * 2];
+    int32_t* const to = sums[g % 4];
     if constexpr (kScale == ScaleKind::kPair) {
       MultiplyHalf(q, codes, to);
       MultiplyHalf(q + 16, codes + 256, to + 256);
@@ -109,9 +115,15 @@ BATON_INLINE void Block(const MatMulArgs& a, const uint8_t* panel_at, int64_t pa
   VF acc[16];
   for (int r = 0; r < 16; ++r) acc[r] = Zero();
   multiply(0);
+  multiply(1);
   for (int64_t g = 0; g < groups; ++g) {
-    if (g + 1 < groups) multiply(g + 1);
-    const int32_t* const from = sums[g % 2 * 2];
+    if (g % 2 == 0) {
+      multiply(g + 2);
+      multiply(g + 3);
+      for (int64_t byte = 0; byte < ahead_bytes; byte += 64) __builtin_prefetch(ahead + byte, 0, 2);
+      ahead += ahead_bytes;
+    }
+    const int32_t* const from = sums[g % 4];
     const uint8_t* const scales = panel_at + g / 2 * kPairBytes + g % 2 * kScaleBytes;
     const float* d = reinterpret_cast<const float*>(cell + g * cell_bytes + rows * 32);
     if constexpr (kScale == ScaleKind::kPair) {
@@ -164,13 +176,18 @@ static void TileMatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_e
         SignPanel<kScale>(at, pairs, a.scratch);
       }
       asm volatile("" ::: "memory");  // tile loads read what was written
-      for (int64_t row = begin; row < end; row += kUnit) Block<kScale>(a, a.scratch, panel, row);
+      // The next panel comes from memory while this one is computed.
+      int64_t ahead_bytes = panel + 1 < panel_end ? static_cast<int64_t>(a.panel_bytes) / pairs : 0;
+      for (int64_t row = begin; row < end; row += kUnit) {
+        Block<kScale>(a, a.scratch, panel, row, at + a.panel_bytes, ahead_bytes);
+        ahead_bytes = 0;
+      }
     }
   }
 }
 
-// With fewer rows, changing the sign of the codes costs more than tiles save (measured on Sapphire Rapids).
-constexpr int kTileMinRows = 64;
+// With fewer rows, memory is the limit and changing the sign of the codes is work on top of it.
+constexpr int kTileMinRows = 16;
 
 template <int kLayout, int kBits, ScaleKind kScale>
 static void MatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_end) {
