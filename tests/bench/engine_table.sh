@@ -7,10 +7,12 @@
 # BENCH: engine_bench, with libcpu_clock_preload.so beside it. MODELS: a folder; missing models are written there by
 # write_random_gguf, which must be on the path or named by WRITE_RANDOM_GGUF. OUT: a folder for table.md, the reports
 # and the plots. LLAMA_BIN: a folder with llama-bench and llama-batched-bench.
+# A build of llama.cpp that was moved loads the libraries of where it was linked: then NAME's programs are scripts that set
+# LD_LIBRARY_PATH.
 # Environment: REPETITIONS (pairs of each cell; 1), ONLY (models, e.g. "135m-q8_0 1b-q8_0"), CPU (0), COMMIT.
 set -euo pipefail
 if [ $# -lt 3 ]; then
-  sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 bench=$1 models=$2 out=$3
@@ -35,12 +37,13 @@ rows() {
     }' >> "$out/rows.txt"
 }
 
-# measure MODEL NAME ARGUMENT...: one report, appended to reports.txt.
+# measure MODEL REPORT NOTE ARGUMENT...: one report, MODEL-REPORT.json and appended to reports.txt; the note is of its rows.
 measure() {
-  local model=$1 name=$2
-  shift 2
-  "$bench" --model "$models/$model.gguf" --read_mib 512 --json "$out/$model-$(echo "$name" | tr -dc a-z0-9).json" --commit "${COMMIT:-}" "$@" \
-    2>> "$out/log.txt" | tee -a "$out/reports.txt" | rows "$model${name#cells}"
+  local model=$1 report=$2 note=$3
+  shift 3
+  "$bench" --model "$models/$model.gguf" --read_mib 512 --json "$out/$model-$report.json" --commit "${COMMIT:-}" "$@" \
+    2>> "$out/log.txt" | tee -a "$out/reports.txt" | rows "$model$note" ||
+    echo "$model, $report: failed, see $out/log.txt" >&2
 }
 
 for model in ${ONLY:-135m-q8_0 135m-q4_0 1b-q8_0 1b-q4_0 1b-bf16}; do
@@ -58,15 +61,15 @@ for model in ${ONLY:-135m-q8_0 135m-q4_0 1b-q8_0 1b-q4_0 1b-bf16}; do
   case $model in *-bf16) common+=(--numerics bf16) ;; esac
   case $model in 135m-*) batches=1,2,4,8,16,32 ;; *) batches=1,8,32 ;; esac
   mkdir -p "$out/$model"
-  measure $model cells "${common[@]}" --prefill 512,2048 --batch 0 "${prefill_peers[@]}"
-  measure $model cells "${common[@]}" --prefill 0 --batch $batches --context 0 --steps 16 --plots "$out/$model" \
+  measure $model prefill "" "${common[@]}" --prefill 512,2048 --batch 0 "${prefill_peers[@]}"
+  measure $model decode "" "${common[@]}" --prefill 0 --batch $batches --context 0 --steps 16 --plots "$out/$model" \
     "${decode_peers[@]}"
-  measure $model cells "${common[@]}" --prefill 0 --batch 1 --context 2048 --steps 16 "${decode_peers[@]}"
+  measure $model context "" "${common[@]}" --prefill 0 --batch 1 --context 2048 --steps 16 "${decode_peers[@]}"
   case $model in
     *-q8_0)
       for threads in 1 2; do
-        measure $model ", $threads threads, wall" --threads $threads --repetitions 3 --prefill 512 --batch 1,32 \
-          --context 0 --steps 16
+        measure $model threads$threads ", $threads thread(s), wall" --threads $threads --repetitions 3 --prefill 512 \
+          --batch 1,32 --context 0 --steps 16
       done
       ;;
   esac
