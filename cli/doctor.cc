@@ -70,6 +70,9 @@ Finding WorkerFinding(const v1::ClusterWorker& worker) {
   if (worker.state() == "lost") {
     finding.health = Health::kBad;
     finding.next = absl::StrCat("see whether it runs (pid ", worker.info().pid(), ") and what its log says");
+  } else if (worker.state() == "warming") {
+    finding.health = Health::kAdvice;
+    finding.next = "it gets requests once a generation through it has passed; if that takes long, the router's log says why";
   } else if (worker.state() != "ready") {
     finding.health = Health::kAdvice;
     finding.next = "wait until it has drained, or start another worker";
@@ -135,16 +138,18 @@ Finding HugePages(absl::string_view enabled) {
 Findings ClusterFindings(const v1::ClusterStatus& status) {
   Findings findings;
   int ready_prefill = 0, ready_decode = 0;
+  bool any_prefill = status.workers().empty();  // decode workers can compute prompts too: a cluster may have only them
   for (const v1::ClusterWorker& worker : status.workers()) {
     findings.push_back(WorkerFinding(worker));
+    any_prefill |= worker.info().role() == "prefill";
     if (worker.state() != "ready") continue;
     ready_prefill += worker.info().role() == "prefill";
     ready_decode += worker.info().role() == "decode";
   }
   Finding pools{.name = "pools", .detail = absl::StrCat(ready_prefill, " prefill and ", ready_decode, " decode ready")};
-  if (ready_prefill == 0 || ready_decode == 0) {
+  if ((ready_prefill == 0 && any_prefill) || ready_decode == 0) {
     pools.health = Health::kBad;
-    pools.next = absl::StrCat("start a ", ready_prefill == 0 ? "prefill" : "decode",
+    pools.next = absl::StrCat("start a ", ready_decode == 0 ? "decode" : "prefill",
                               " worker with --router set to this router's address, or use `baton up`");
   }
   findings.insert(findings.begin(), std::move(pools));

@@ -147,7 +147,15 @@ std::string FormatWhy(const v1::PlacementExplanation& explanation) {
   for (const v1::PlacementDecision& d : explanation.decisions()) {
     absl::StrAppendFormat(&out, "attempt %d, %.1f s ago: policy %s, %s prompt tokens, waited %.1f ms in the router\n",
                           d.epoch(), d.age_s(), Printable(d.policy()), WithCommas(d.prompt_tokens()), d.waited_ms());
-    Rows rows = {{"  ", "PREFILL", "TO TOKEN 0", "AHEAD", "CACHED", "", ""}};
+    Rows rows = {{"  ", "PROMPT AT", "BY", "TO TOKEN 0", "BETWEEN TOKENS", "OTHERS LOSE", ""}};
+    const bool taken = d.error().empty();
+    for (const v1::ModeForecast& m : d.modes()) {
+      rows.push_back({rows.size() == 1 && taken ? "->" : "  ", Printable(m.mode()), Printable(m.worker()),
+                      absl::StrFormat("%.1f ms", m.ttft_ms()), absl::StrFormat("%.1f ms", m.itl_ms()),
+                      absl::StrFormat("%.1f ms", m.others_ms()), Printable(m.note())});
+    }
+    if (rows.size() > 1) absl::StrAppend(&out, Table(rows));
+    rows = {{"  ", "PREFILL", "TO TOKEN 0", "AHEAD", "CACHED", "", ""}};
     for (const v1::PlacementCandidate& c : d.prefill()) {
       rows.push_back({rows.size() == 1 ? "->" : "  ", Printable(c.worker()),
                       absl::StrFormat("%.1f ms", c.predicted_ms()), absl::StrCat(c.queue_tokens()),
@@ -182,11 +190,22 @@ Json WhyToJson(const v1::PlacementExplanation& explanation) {
   };
   Json json = {{"request_id", ToUtf8(explanation.request_id())}, {"decisions", Json::array()}};
   for (const v1::PlacementDecision& d : explanation.decisions()) {
+    Json modes = Json::array();
+    for (const v1::ModeForecast& m : d.modes()) {
+      modes.push_back({{"mode", ToUtf8(m.mode())},
+                       {"worker", ToUtf8(m.worker())},
+                       {"ttft_ms", m.ttft_ms()},
+                       {"itl_ms", m.itl_ms()},
+                       {"others_ms", m.others_ms()},
+                       {"note", ToUtf8(m.note())}});
+    }
     json["decisions"].push_back({{"attempt", d.epoch()},
                                  {"age_s", d.age_s()},
                                  {"policy", ToUtf8(d.policy())},
                                  {"prompt_tokens", d.prompt_tokens()},
                                  {"waited_ms", d.waited_ms()},
+                                 {"mode", d.error().empty() && d.modes_size() > 0 ? ToUtf8(d.modes(0).mode()) : "none"},
+                                 {"modes", std::move(modes)},
                                  {"prefill", candidates(d.prefill())},
                                  {"prefill_considered", d.prefill_considered()},
                                  {"decode", candidates(d.decode())},

@@ -106,6 +106,13 @@ absl::StatusOr<Programs> FindPrograms(const std::string& bin_dir, const std::str
   return programs;
 }
 
+// Where decode workers compute the prompts, a prefill worker is started only if somebody asked for it.
+uint32_t NumPrefill(const LoadedConfig& loaded) {
+  const auto origin = loaded.origins.find("prefill");
+  const bool asked = origin != loaded.origins.end() && origin->second != "default";
+  return loaded.config.mode() == "aggregated" && !asked ? 0 : loaded.config.prefill();
+}
+
 struct Specs {
   std::vector<ProcessSpec> first;  // the router, then the workers
   std::function<ProcessSpec(const std::string& role, int number)> make_worker;
@@ -114,6 +121,7 @@ struct Specs {
 // Command lines of all processes. `key` is the cluster key's path.
 Specs MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std::string& key) {
   const v1::Config& config = loaded.config;
+  const uint32_t num_prefill = NumPrefill(loaded);
   // Said for each process by itself, or about `up` alone.
   std::vector<std::string> common = FlagsFor(loaded, {"listen", "http", "name", "router", "threads", "prefill",
                                                       "decode", "kv_listen", "exit_with_parent", "cluster_key_file", "log_level"});
@@ -128,7 +136,7 @@ Specs MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std:
                      argv.push_back(absl::StrCat("--http=", http.empty() ? config.http() : http));
                      return argv;
                    }});
-  const int workers = static_cast<int>(config.prefill() + config.decode());
+  const int workers = static_cast<int>(num_prefill + config.decode());
   const uint32_t threads = config.has_threads() ? config.threads() : std::max(1, AvailableCores() / workers);
   specs.make_worker = [=](const std::string& role, int number) {
     const std::string name = absl::StrCat(role, "-", number);
@@ -143,7 +151,7 @@ Specs MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std:
                          return argv;
                        }};
   };
-  for (uint32_t i = 0; i < config.prefill(); ++i) specs.first.push_back(specs.make_worker("prefill", static_cast<int>(i)));
+  for (uint32_t i = 0; i < num_prefill; ++i) specs.first.push_back(specs.make_worker("prefill", static_cast<int>(i)));
   for (uint32_t i = 0; i < config.decode(); ++i) specs.first.push_back(specs.make_worker("decode", static_cast<int>(i)));
   return specs;
 }
@@ -167,6 +175,10 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
   if (config.has_tls_cert() || config.has_tls_key()) {
     return out.Fail(absl::InvalidArgumentError("tls_cert and tls_key are one process's, and each role has its own."),
                     "baton up --tls-dir DIR  (deploy/certs/make_certs.sh DIR fills it)", kExitUsage);
+  }
+  if (config.mode() != "aggregated" && config.prefill() == 0) {
+    return out.Fail(absl::InvalidArgumentError(absl::StrCat("Mode ", config.mode(), " needs a prefill worker.")),
+                    "baton up --mode aggregated, or --prefill 1", kExitUsage);
   }
   // Before anything is loaded: these two are the addresses people choose.
   for (const auto& [flag, address] : {std::pair{"--listen", config.listen()}, std::pair{"--http", config.http()}}) {
@@ -210,7 +222,8 @@ void AddUp(CLI::App* app, Invocation* invocation) {
   sub->add_flag("--json", invocation->json, "Print one JSON line on stdout when ready");
   sub->footer(absl::StrCat(
       HelpFooter(
-          {"baton up --model FILE.gguf", "baton up --model FILE.gguf --prefill 2 --decode 3 --listen 127.0.0.1:0"}, {}),
+          {"baton up --model FILE.gguf", "baton up --model FILE.gguf --prefill 2 --decode 3 --listen 127.0.0.1:0",
+           "baton up --model FILE.gguf --mode aggregated --decode 2"}, {}),
       "\n", SettingsHelp({})));
   sub->callback([flags, invocation] { invocation->run = [flags, invocation] { return RunUp(*flags, *invocation); }; });
 }

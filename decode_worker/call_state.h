@@ -30,8 +30,9 @@ enum class CallEvent : uint8_t {
   kGo,           // the router's word, or that it is not needed
   kDone,         // the engine is done with it
   kAbandon,      // the caller went away, or its deadline passed
+  kLocal,        // instead of asking for room: the engine is to compute the prompt too
 };
-inline constexpr int kNumCallEvents = 10;
+inline constexpr int kNumCallEvents = 11;
 
 enum class CallAction : uint8_t {
   kNone,
@@ -40,6 +41,7 @@ enum class CallAction : uint8_t {
   kFetch,
   kAwaitGo,       // tell of the KV; a go that came early, or is not needed, is next
   kStart,         // hand the KV to the engine
+  kStartLocal,    // hand it the prompt; if the call was given up meanwhile, cancel that
   kCancelEngine,  // its answer comes as kRoom, kNoRoom or kDone
   kCancelFetch,   // its answer comes as kFetched, kFinished or kFetchFailed
   kEnd,           // free what is held and end the stream

@@ -125,6 +125,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                            for (v1::KvLink& link : links->links()) *load.add_links() = std::move(link);
                            return load;
                          },
+                     .prefixes = [&service](uint64_t version) { return service.prefixes(version); },
                      .drain = [&service] { service.Drain(); },
                      .idle = [&service] { return service.idle(); },
                      .on_heartbeat =

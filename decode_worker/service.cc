@@ -55,13 +55,17 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
           self->Handle(CallEvent::kRoom);
         },
         {request_.tenant, request_.prompt_token_ids});
-    bool cancel = false;
+    CancelIfClosing();
+  }
+
+  // Everything is checked; the engine computes the prompt here.
+  void RunLocally(engine::Request request) {
     {
-      // An abandon before this went to an engine that did not know the request yet.
       MutexLock lock(&mu_);
-      cancel = state_ == CallState::kClosing;
+      engine_id_ = request.request_id;
     }
-    if (cancel) service_->options_.model->engine()->Cancel(engine_id());
+    request_ = std::move(request);
+    Handle(CallEvent::kLocal);
   }
 
   void Ticket(v1::Ticket ticket) {
@@ -90,6 +94,12 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
     *event.mutable_token() = engine::TokenToProto(token);
     Push(std::move(event));
     metrics->OnEmitted(last_token_);
+  }
+
+  void OnPrefilled(const engine::RequestStats& so_far) override {
+    v1::DecodeEvent event;
+    *event.mutable_prefilled() = engine::PrefilledToProto(so_far);
+    Push(std::move(event));
   }
 
   void OnHistory(std::vector<int32_t> token_ids, kvcache::BlockLease blocks) override {
@@ -158,6 +168,9 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
       }
       case CallAction::kStart:
         return Start();
+      case CallAction::kStartLocal:
+        service_->options_.model->engine()->Submit(std::move(request_), shared_from_this());
+        return CancelIfClosing();
       case CallAction::kCancelEngine:
         return service_->options_.model->engine()->Cancel(engine_id());
       case CallAction::kCancelFetch: {
@@ -311,15 +324,20 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
         }
       }
     }
-    engine::Engine* engine = service_->options_.model->engine();
-    engine->SubmitDecode(std::move(request_), std::move(kv), std::move(first_tokens_), shared_from_this());
-    bool cancel = false;
+    service_->options_.model->engine()->SubmitDecode(std::move(request_), std::move(kv), std::move(first_tokens_),
+                                                     shared_from_this());
+    CancelIfClosing();
+  }
+
+  // After a submission: an abandon before it went to an engine that did not know the request yet.
+  void CancelIfClosing() {
+    std::string id;
     {
-      // An abandon between the step and the submission went to an engine that did not know the request yet.
       MutexLock lock(&mu_);
-      cancel = state_ == CallState::kClosing;
+      if (state_ != CallState::kClosing) return;
+      id = engine_id_;
     }
-    if (cancel) engine->Cancel(engine_id());
+    service_->options_.model->engine()->Cancel(id);
   }
 
   void End(const absl::Status& status) {
@@ -421,6 +439,12 @@ absl::Status DecodeService::Begin(const v1::DecodeRequest& request, absl::Time d
       request.resume(), parsed->sampling.n, parsed->sampling.max_tokens, options_.model->limits());
   if (!resume.ok()) return resume.status();
   parsed->resume = *std::move(resume);
+  for (const uint32_t choice : request.ended_choices()) {
+    if (choice >= static_cast<uint32_t>(parsed->sampling.n)) {
+      return InvalidField("ended_choices", absl::StrCat(choice, " of ", parsed->sampling.n, " choices"));
+    }
+    parsed->ended_choices.push_back(static_cast<int>(choice));
+  }
   // The number keeps two calls apart that name the same attempt.
   parsed->request_id = absl::StrCat(request.request_id(), "#", request.epoch(), ".", next_call_++);
   {
@@ -428,7 +452,11 @@ absl::Status DecodeService::Begin(const v1::DecodeRequest& request, absl::Time d
     MutexLock lock(&mu_);
     calls_[{request.request_id(), request.epoch()}] = call;
   }
-  call->Reserve(*std::move(parsed), request.wait_for_go());
+  if (request.local_prefill()) {
+    call->RunLocally(*std::move(parsed));
+  } else {
+    call->Reserve(*std::move(parsed), request.wait_for_go());
+  }
   return absl::OkStatus();
 }
 
@@ -537,6 +565,9 @@ absl::Status DecodeService::Update(const v1::UpdateDecodeRequest& request) {
 }
 
 v1::WorkerLoad DecodeService::load() const { return engine::LoadToProto(options_.model->engine()->load()); }
+v1::PrefixReport DecodeService::prefixes(uint64_t version) const {
+  return engine::PrefixesToProto(options_.model->engine()->prefixes_since(version));
+}
 void DecodeService::Drain() { options_.model->engine()->Drain(); }
 bool DecodeService::idle() const { return open_calls_ == 0 && options_.model->engine()->Idle(); }
 

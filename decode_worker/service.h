@@ -1,5 +1,5 @@
 // baton.v1.DecodeWorker: fetch plus engine. Room is reserved, a ticket comes in, its KV is fetched and verified while it is
-// still being computed, then tokens go out.
+// still being computed, then tokens go out. Or, with local_prefill, the engine computes the prompt too.
 #ifndef BATON_DECODE_WORKER_SERVICE_H_
 #define BATON_DECODE_WORKER_SERVICE_H_
 
@@ -20,6 +20,7 @@
 #include "kvtransfer/exporter.h"
 #include "kvtransfer/ticket.h"
 #include "kvtransfer/transport.h"
+#include "proto/cluster.pb.h"
 #include "proto/worker.grpc.pb.h"
 
 namespace baton::decode_worker {
@@ -58,6 +59,7 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
 
   // For WorkerHost's hooks.
   v1::WorkerLoad load() const;
+  v1::PrefixReport prefixes(uint64_t version) const;
   void Drain();
   bool idle() const;
 

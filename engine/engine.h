@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "engine/request.h"
 #include "engine/step_cost.h"
 #include "kvcache/block_pool.h"
@@ -27,6 +28,8 @@ namespace baton::engine {
 
 struct EngineOptions {
   int max_batch_tokens = 512;  // rows of one step
+  int mixed_batch_tokens = 0;  // rows of a step in which sequences decode; 0: max_batch_tokens
+  absl::Duration step_target = absl::InfiniteDuration();  // such a step gets fewer rows where it would take longer
   int max_sequences = 64;      // sequences in one batch
   int max_queue = 1024;        // waiting requests before RESOURCE_EXHAUSTED
   bool prefix_cache = true;
@@ -44,7 +47,9 @@ struct EngineLoad {
   int64_t tokens_per_second = 0;
   int64_t pending_tokens = 0;  // known tokens whose KV is still to be computed, over running and waiting ones
   int64_t context_tokens = 0;  // positions that the running sequences hold
-  StepCost cost;
+  StepCost cost;          // of steps that only decode
+  StepCost prefill_cost;  // of the others
+  int mixed_batch_tokens = 0;  // rows of a step in which sequences decode, at most, as of now
   kvcache::Ledger ledger;
 };
 

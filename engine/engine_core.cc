@@ -11,7 +11,7 @@ namespace baton::engine {
 absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EngineOptions& options,
                                                                model::ModelRunner* runner, Clock* clock) {
   if (options.max_batch_tokens < 1 || options.max_sequences < 1 || options.max_queue < 1 || options.block_size < 1 ||
-      options.num_blocks < 1) {
+      options.num_blocks < 1 || options.mixed_batch_tokens < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "engine options must be at least 1: max_batch_tokens ", options.max_batch_tokens, ", max_sequences ",
         options.max_sequences, ", max_queue ", options.max_queue, ", block_size ", options.block_size, ", num_blocks ",
@@ -100,13 +100,13 @@ absl::Status EngineCore::ValidateImport(const Request& request, const kvcache::B
 
 absl::Status EngineCore::ValidateResume(const Request& request, const std::vector<SampledToken>& first_tokens) const {
   if (request.resume.empty()) return absl::OkStatus();
-  if (request.resume.size() != first_tokens.size()) {
+  if (static_cast<int64_t>(request.resume.size()) != request.sampling.n) {
     return absl::InvalidArgumentError(absl::StrCat("there are tokens to resume for ", request.resume.size(), " of ",
-                                                   first_tokens.size(), " choices; want one list for each"));
+                                                   request.sampling.n, " choices; want one list for each"));
   }
   const int64_t room = int64_t{runner_->max_context()} - static_cast<int64_t>(request.prompt_token_ids.size());
-  for (size_t i = 0; i < first_tokens.size(); ++i) {
-    if (first_tokens[i].finish_reason != FinishReason::kNone) continue;
+  for (size_t i = 0; i < request.resume.size(); ++i) {
+    if (!first_tokens.empty() && first_tokens[i].finish_reason != FinishReason::kNone) continue;
     const std::vector<int32_t>& tokens = request.resume[i];
     const int64_t count = static_cast<int64_t>(tokens.size());
     if (count >= request.sampling.max_tokens || count >= room) {
@@ -121,14 +121,20 @@ absl::Status EngineCore::ValidateResume(const Request& request, const std::vecto
                                                        ", which is not in the vocabulary"));
       }
     }
-    // Both come from the same distribution and the same draw: other arithmetic, or another request's tokens.
-    if (!tokens.empty() && tokens[0] != first_tokens[i].token_id) {
-      return absl::InternalError(absl::StrCat("choice ", i, " began with token ", tokens[0],
-                                              " and prefill now computed ", first_tokens[i].token_id,
-                                              "; the workers' arithmetic differs"));
-    }
+    if (first_tokens.empty()) continue;
+    if (absl::Status s = CheckFirst(request, first_tokens[i]); !s.ok()) return s;
   }
   return absl::OkStatus();
+}
+
+absl::Status EngineCore::CheckFirst(const Request& request, const SampledToken& first) {
+  if (request.resume.empty()) return absl::OkStatus();
+  const std::vector<int32_t>& tokens = request.resume[first.choice_index];
+  if (tokens.empty() || tokens[0] == first.token_id) return absl::OkStatus();
+  // Both come from the same distribution and the same draw: other arithmetic, or another request's tokens.
+  return absl::InternalError(absl::StrCat("choice ", first.choice_index, " began with token ", tokens[0],
+                                          " and prefill now computed ", first.token_id,
+                                          "; the workers' arithmetic differs"));
 }
 
 RequestState* EngineCore::Open(Request request, Mode mode, std::shared_ptr<RequestSink> sink, absl::Time submitted) {
@@ -175,6 +181,7 @@ void EngineCore::Submit(Request request, Mode mode, std::shared_ptr<RequestSink>
                                                        " waiting, limit ", options_.max_queue, "; try again later"));
   } else {
     status = Validate(request, mode);
+    if (status.ok()) status = ValidateResume(request, {});
   }
   if (!status.ok()) return sink->OnDone(status, stats);
   auto sequence = NewSequence(Open(std::move(request), mode, std::move(sink), submitted));
@@ -300,6 +307,8 @@ EngineLoad EngineCore::load() const {
     load.context_tokens += sequence->num_tokens();
   }
   load.cost = cost_.Fit();
+  load.prefill_cost = prefill_cost_.Fit();
+  load.mixed_batch_tokens = MixedBudget();
   load.steps = num_forwards_;
   load.tokens_per_second = tokens_per_second_;
   load.ledger = pool_->ledger();

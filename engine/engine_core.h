@@ -86,7 +86,10 @@ class EngineCore {
   absl::Status Validate(const Request& request, Mode mode) const;
   absl::Status ValidateImport(const Request& request, const kvcache::BlockLease& prompt_kv,
                               const std::vector<SampledToken>& first_tokens) const;
+  // Of the choices that go on; `first_tokens` is empty where they are not known yet.
   absl::Status ValidateResume(const Request& request, const std::vector<SampledToken>& first_tokens) const;
+  // INTERNAL when the client has another token 0 than the one that was sampled now.
+  static absl::Status CheckFirst(const Request& request, const SampledToken& first);
   RequestState* Open(Request request, Mode mode, std::shared_ptr<RequestSink> sink, absl::Time submitted);
   std::unique_ptr<Sequence> NewSequence(RequestState* state) const;
   // Ends a request: its sequences and blocks go first, then the sink hears. The pointer is dead afterwards.
@@ -94,6 +97,8 @@ class EngineCore {
   void FinishReservation(uint64_t id, absl::StatusOr<kvcache::BlockLease> result);
 
   Decision Plan(absl::Time now);
+  // Rows of a step with decode rows, so that it stays below options_.step_target.
+  int MixedBudget() const;
   void Expire(uint64_t id);
   void Preempt(uint64_t id);
   void Admit(uint64_t id);
@@ -124,7 +129,8 @@ class EngineCore {
   Sampler sampler_;
   BatchBuilder batch_;
   std::vector<float> logits_;
-  StepCostModel cost_;
+  StepCostModel cost_;          // steps that only decode
+  StepCostModel prefill_cost_;  // the others
 
   bool draining_ = false;
   uint64_t next_arrival_ = 1;

@@ -48,7 +48,30 @@ Decision EngineCore::Plan(absl::Time now) {
   state.resident = resident;
   state.waiting = waiting;
   if (index_ != nullptr) state.peek = [this](uint64_t id) { return Peek(id); };
-  return Schedule(state, {options_.max_batch_tokens, options_.max_sequences, options_.block_size});
+  return Schedule(state, {options_.max_batch_tokens, options_.max_sequences, options_.block_size, MixedBudget()});
+}
+
+int EngineCore::MixedBudget() const {
+  constexpr int kLeast = 16;        // rows, so that prompts get on whatever the target is
+  constexpr double kMargin = 0.8;   // the fit is a mean
+  const int most = options_.mixed_batch_tokens > 0 ? std::min(options_.mixed_batch_tokens, options_.max_batch_tokens)
+                                                   : options_.max_batch_tokens;
+  if (options_.step_target == absl::InfiniteDuration()) return most;
+  const StepCost cost = prefill_cost_.Fit();
+  if (cost.samples == 0) return std::min(most, kLeast);
+  double decoding = 0, prefix = 0;  // positions that are attended to: by all decode rows, and by each prefill row
+  for (const auto& [id, sequence] : resident_) {
+    if (sequence->num_tokens() - sequence->num_computed == 1) {
+      decoding += sequence->num_tokens();
+    } else if (prefix == 0) {
+      prefix = sequence->num_computed;
+    }
+  }
+  const double left = kMargin * absl::ToDoubleMicroseconds(options_.step_target) - cost.fixed_us -
+                      cost.per_position_us * decoding;
+  const double per_row = cost.per_row_us + cost.per_position_us * prefix;
+  if (!(per_row > 0)) return most;
+  return static_cast<int>(std::clamp<double>(left / per_row, std::min(most, kLeast), most));
 }
 
 bool EngineCore::Step() {
@@ -173,7 +196,8 @@ void EngineCore::RunBatch() {
   logits_.resize(batch_.num_logits() * vocab);
   const absl::Time begin = clock_->Now();
   runner_->Forward(batch_.batch(), pool_->view(), logits_);
-  cost_.Learn(batch_.num_rows(), batch_.num_positions(), clock_->Now() - begin);
+  StepCostModel& cost = batch_.has_prefill() ? prefill_cost_ : cost_;
+  cost.Learn(batch_.num_rows(), batch_.num_positions(), clock_->Now() - begin);
   ++num_forwards_;
   // Sampling changes tables and token vectors, so the batch's views are dead from here on; its items are not.
   for (const BatchBuilder::Item& item : batch_.items()) {
@@ -239,9 +263,17 @@ void EngineCore::SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const
       sequence.reset();
       return Finish(&request, token.status());
     }
+    if (absl::Status other = CheckFirst(request.request, *token); !other.ok()) {
+      sequence.reset();
+      return Finish(&request, other);
+    }
+    if (token->finish_reason == FinishReason::kNone && std::ranges::count(request.request.ended_choices, choice) > 0) {
+      token->finish_reason = FinishReason::kStop;
+    }
     request.open_choices -= token->finish_reason != FinishReason::kNone;
     first_tokens.push_back(*std::move(token));
   }
+  if (request.mode == Mode::kComplete) request.sink->OnPrefilled(request.stats);
   if (request.open_choices == 0 || request.mode == Mode::kPrefill) {
     sequence.reset();
     return Finish(&request, absl::OkStatus());

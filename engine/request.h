@@ -38,9 +38,11 @@ struct Request {
   SamplingParams sampling;
   std::string tenant;                     // salts the prefix cache
   absl::Time deadline = absl::InfiniteFuture();
-  // For SubmitDecode: output tokens that each choice has already, from index 0 on, because another worker went so far.
-  // Empty, or one entry for each choice. Their KV is computed here; the first token sampled is the one after them.
+  // For Submit and SubmitDecode: output tokens that each choice has already, from index 0 on, because another worker went
+  // so far. Empty, or one entry for each choice. Their KV is computed here. Submit samples token 0 once more; else the
+  // first token sampled is the one after them.
   std::vector<std::vector<int32_t>> resume;
+  std::vector<int> ended_choices;  // for Submit: these do not run beyond token 0
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
@@ -85,6 +87,8 @@ class RequestSink {
   virtual void OnScheduled(kvcache::BlockLease /*blocks*/) {}
   // Only after OnScheduled: the KV of the first `num_tokens` positions is final. Grows; the last is the whole prompt.
   virtual void OnComputed(int /*num_tokens*/) {}
+  // Only after Submit, once, behind token 0 of every choice.
+  virtual void OnPrefilled(const RequestStats& /*so_far*/) {}
   // Only after SubmitDecode with n = 1, before OnDone(OK), and only when decode filled a block: the full blocks of prompt
   // and output, now leased to the caller, and the tokens they hold.
   virtual void OnHistory(std::vector<int32_t> /*token_ids*/, kvcache::BlockLease /*blocks*/) {}

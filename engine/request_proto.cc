@@ -189,6 +189,17 @@ v1::KvLedger LedgerToProto(const kvcache::Ledger& ledger) {
   return out;
 }
 
+namespace {
+
+void CostToProto(const StepCost& cost, v1::StepCost* out) {
+  out->set_fixed_us(cost.fixed_us);
+  out->set_per_row_us(cost.per_row_us);
+  out->set_per_position_us(cost.per_position_us);
+  out->set_samples(cost.samples);
+}
+
+}  // namespace
+
 v1::WorkerLoad LoadToProto(const EngineLoad& load) {
   v1::WorkerLoad out;
   out.set_running(load.running);
@@ -199,11 +210,27 @@ v1::WorkerLoad LoadToProto(const EngineLoad& load) {
   out.set_tokens_per_second(load.tokens_per_second);
   out.set_pending_tokens(load.pending_tokens);
   out.set_context_tokens(load.context_tokens);
-  v1::StepCost* cost = out.mutable_cost();
-  cost->set_fixed_us(load.cost.fixed_us);
-  cost->set_per_row_us(load.cost.per_row_us);
-  cost->set_per_position_us(load.cost.per_position_us);
-  cost->set_samples(load.cost.samples);
+  CostToProto(load.cost, out.mutable_cost());
+  CostToProto(load.prefill_cost, out.mutable_prefill_cost());
+  out.set_mixed_batch_tokens(static_cast<uint32_t>(load.mixed_batch_tokens));
+  return out;
+}
+
+v1::Prefilled PrefilledToProto(const RequestStats& stats) {
+  v1::Prefilled out;
+  out.set_cached_tokens(stats.cached_tokens);
+  out.set_queue_ms(absl::ToDoubleMilliseconds(stats.queue));
+  out.set_prefill_ms(absl::ToDoubleMilliseconds(stats.prefill));
+  out.set_num_chunks(stats.num_chunks);
+  return out;
+}
+
+v1::PrefixReport PrefixesToProto(const kvcache::PrefixJournal::Report& report) {
+  v1::PrefixReport out;
+  out.set_base_version(report.base_version);
+  out.set_version(report.version);
+  out.mutable_added()->Assign(report.added.begin(), report.added.end());
+  out.mutable_removed()->Assign(report.removed.begin(), report.removed.end());
   return out;
 }
 

@@ -13,6 +13,7 @@
 #include "common/validate_request.h"
 #include "engine/engine.h"
 #include "engine/request.h"
+#include "proto/cluster.pb.h"
 #include "proto/kv.pb.h"
 #include "proto/worker.pb.h"
 
@@ -44,7 +45,9 @@ v1::FinishReason FinishReasonToProto(FinishReason reason);
 FinishReason FinishReasonFromProto(v1::FinishReason reason);
 
 v1::KvLedger LedgerToProto(const kvcache::Ledger& ledger);
+v1::Prefilled PrefilledToProto(const RequestStats& stats);
 v1::WorkerLoad LoadToProto(const EngineLoad& load);
+v1::PrefixReport PrefixesToProto(const kvcache::PrefixJournal::Report& report);
 
 }  // namespace baton::engine
 

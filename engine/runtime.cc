@@ -207,6 +207,8 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   plan.engine.kv_dtype = *kv_dtype;
   if (config.has_block_size()) plan.engine.block_size = static_cast<int>(config.block_size());
   if (config.has_max_batch_tokens()) plan.engine.max_batch_tokens = static_cast<int>(config.max_batch_tokens());
+  if (config.has_mixed_batch_tokens()) plan.engine.mixed_batch_tokens = static_cast<int>(config.mixed_batch_tokens());
+  if (config.itl_slo_ms() > 0) plan.engine.step_target = absl::Milliseconds(config.itl_slo_ms());
   if (config.has_max_sequences()) plan.engine.max_sequences = static_cast<int>(config.max_sequences());
   if (config.has_max_queue()) plan.engine.max_queue = static_cast<int>(config.max_queue());
   if (config.has_prefix_cache()) plan.engine.prefix_cache = config.prefix_cache();

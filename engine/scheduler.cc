@@ -18,6 +18,9 @@ class Planner {
   Decision Plan() {
     Expire();
     PlanDecode();
+    if (const int decoding = static_cast<int>(decision_.rows.size()); decoding > 0) {
+      budget_ = std::min(budget_, std::max(limits_.max_mixed_tokens - decoding, 1));
+    }
     PlanPrefill();
     Admit();
     return std::move(decision_);

@@ -8,7 +8,8 @@
 //  3. A sequence that needs a block and finds none takes it from the youngest sequence younger than itself, which is
 //     preempted (it recomputes later, exactly), unless its blocks are pinned: a pinned one needs none and ends by
 //     itself. The youngest itself waits, keeping its blocks. So the oldest always moves, and by induction all do.
-//  4. Prefill chunks, oldest first, up to the budget.
+//  4. Prefill chunks, oldest first, up to the budget, which is max_mixed_tokens in a step that has decode rows: whoever
+//     decodes waits for the whole step.
 //  5. Admission, strictly first come, first served over sequences and reservations alike: nobody overtakes the head, so
 //     a large request or reservation gets its room as the others end. A sequence is admitted with the blocks of all its
 //     known tokens at once, and only if every resident sequence could still grow by one block. Nothing is admitted in a
@@ -32,6 +33,7 @@ struct SchedulerLimits {
   int max_batch_tokens = 512;  // rows of one step, >= 1
   int max_sequences = 64;      // sequences of one step and, but for choices and imports, resident at all; >= 1
   int block_size = 16;
+  int max_mixed_tokens = INT32_MAX;  // rows of one step that has decode rows; those all get in, and one prefill row
 };
 
 // A sequence that holds blocks.

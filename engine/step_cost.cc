@@ -8,12 +8,16 @@ namespace baton::engine {
 namespace {
 
 constexpr double kFade = 0.995;  // a step's weight halves in about 140
+constexpr uint64_t kColdSteps = 2;  // the first ones touch pages and caches for the first time, and say nothing
+// Steps that were all alike do not tell their terms apart. Then the fixed part gets the whole: too low a guess for larger
+// steps is put right by trying one, too high a guess would keep them away for ever.
+constexpr double kRidge[] = {1e-6, 1e-4, 1e-4};
 
 }  // namespace
 
 void StepCostModel::Learn(int64_t rows, int64_t positions, absl::Duration duration) {
   const double us = absl::ToDoubleMicroseconds(duration);
-  if (!(us > 0) || rows <= 0) return;
+  if (!(us > 0) || rows <= 0 || cold_++ < kColdSteps) return;
   const double terms[kTerms] = {1.0, static_cast<double>(rows), static_cast<double>(positions)};
   // Long steps vary more: without the weight they alone would decide.
   const double weight = 1 / us;
@@ -28,15 +32,15 @@ StepCost StepCostModel::Fit() const {
   StepCost cost;
   cost.samples = samples_;
   if (samples_ == 0) return cost;
-  // Seven sets of terms at most: the largest one whose solution has no negative part. A little ridge keeps steps that
-  // are all alike (an idle decode worker) solvable; it spreads their duration over the terms.
+  // Six sets of terms at most: the largest one whose solution has no negative part. A little ridge keeps steps that are
+  // all alike (an idle decode worker) solvable.
   for (const std::vector<int>& terms :
        {std::vector<int>{0, 1, 2}, {0, 1}, {1, 2}, {0, 2}, {1}, {0}}) {
     const size_t n = terms.size();
     std::vector<std::vector<double>> m(n, std::vector<double>(n + 1));
     for (size_t i = 0; i < n; ++i) {
       for (size_t j = 0; j < n; ++j) m[i][j] = a_[terms[i]][terms[j]];
-      m[i][i] *= 1 + 1e-6;
+      m[i][i] *= 1 + kRidge[terms[i]];
       m[i][n] = b_[terms[i]];
     }
     bool solvable = true;

@@ -31,6 +31,7 @@ class StepCostModel {
   std::array<std::array<double, kTerms>, kTerms> a_{};  // weighted sums of products of terms
   std::array<double, kTerms> b_{};                      // of terms and duration
   uint64_t samples_ = 0;
+  uint64_t cold_ = 0;  // steps before those
 };
 
 }  // namespace baton::engine

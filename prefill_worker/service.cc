@@ -150,11 +150,7 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
 
   void PushPrefilled() {
     v1::PrefillEvent event;
-    v1::Prefilled* prefilled = event.mutable_prefilled();
-    prefilled->set_cached_tokens(stats_.cached_tokens);
-    prefilled->set_queue_ms(absl::ToDoubleMilliseconds(stats_.queue));
-    prefilled->set_prefill_ms(absl::ToDoubleMilliseconds(stats_.prefill));
-    prefilled->set_num_chunks(stats_.num_chunks);
+    *event.mutable_prefilled() = engine::PrefilledToProto(stats_);
     stream_->Push(std::move(event));
   }
 
@@ -392,13 +388,7 @@ v1::WorkerLoad PrefillService::load() const {
 }
 
 v1::PrefixReport PrefillService::prefixes(uint64_t version) const {
-  const kvcache::PrefixJournal::Report report = options_.model->engine()->prefixes_since(version);
-  v1::PrefixReport out;
-  out.set_base_version(report.base_version);
-  out.set_version(report.version);
-  out.mutable_added()->Assign(report.added.begin(), report.added.end());
-  out.mutable_removed()->Assign(report.removed.begin(), report.removed.end());
-  return out;
+  return engine::PrefixesToProto(options_.model->engine()->prefixes_since(version));
 }
 
 void PrefillService::Drain() { options_.model->engine()->Drain(); }

@@ -64,6 +64,10 @@ void Compare(absl::string_view field, const T& ours, const T& theirs, std::vecto
   out->push_back(absl::StrCat(field, " (ours ", ours, ", theirs ", theirs, ")"));
 }
 
+StepCost FromProto(const v1::StepCost& cost) {
+  return {cost.fixed_us(), cost.per_row_us(), cost.per_position_us(), cost.samples()};
+}
+
 }  // namespace
 
 absl::string_view Name(Role role) { return role == Role::kPrefill ? "prefill" : "decode"; }
@@ -76,6 +80,8 @@ absl::string_view Name(WorkerState state) {
       return "draining";
     case WorkerState::kLost:
       return "lost";
+    case WorkerState::kWarming:
+      return "warming";
   }
   return "lost";
 }
@@ -181,7 +187,7 @@ absl::Status ClusterView::RegisterLocked(const v1::WorkerInfo& info,
   WorkerSnapshot& row = rows_[worker.row];
   row.role = info.role() == "prefill" ? Role::kPrefill : Role::kDecode;
   (row.role == Role::kPrefill ? ever_prefill_ : ever_decode_) = true;
-  row.state = WorkerState::kReady;
+  row.state = worker.warm ? WorkerState::kReady : WorkerState::kWarming;
   row.suspect = false;
   row.address = info.address();
   row.max_context = info.max_context();
@@ -199,6 +205,7 @@ void ClusterView::Restart(Worker* worker, const v1::WorkerInfo& info) {
   prefixes_.Clear(slot);
   *worker = Worker{};
   worker->row = row;
+  worker->warm = !options_.warm_up;
   WorkerSnapshot fresh;
   fresh.id = {info.name(), info.incarnation()};
   fresh.key = absl::HashOf(fresh.id.name, fresh.id.incarnation);
@@ -245,7 +252,7 @@ absl::Status ClusterView::Heartbeat(const v1::HeartbeatRequest& request, uint64_
   worker->last_heard = clock_->Now();
   worker->suspect_for = absl::ZeroDuration();
   WorkerSnapshot& row = rows_[worker->row];
-  row.state = request.draining() ? WorkerState::kDraining : WorkerState::kReady;
+  row.state = request.draining() ? WorkerState::kDraining : worker->warm ? WorkerState::kReady : WorkerState::kWarming;
   row.suspect = false;
   row.sequences = load.running() + load.waiting();
   worker->reported_tokens = std::max(load.pending_tokens(), load.waiting_tokens());
@@ -255,7 +262,9 @@ absl::Status ClusterView::Heartbeat(const v1::HeartbeatRequest& request, uint64_
   row.context_tokens = load.context_tokens();
   row.block_bytes = load.ledger().block_bytes();
   row.free_blocks = load.has_ledger() ? load.ledger().free() + load.ledger().cached() : row.total_blocks;
-  row.cost = {load.cost().fixed_us(), load.cost().per_row_us(), load.cost().per_position_us(), load.cost().samples()};
+  row.cost = FromProto(load.cost());
+  row.prefill_cost = FromProto(load.prefill_cost());
+  row.mixed_batch_tokens = load.mixed_batch_tokens();
   if (request.has_prefixes()) {
     const uint64_t version = prefixes_.Apply(row.slot, request.prefixes());
     if (prefix_version != nullptr) *prefix_version = version;
@@ -276,7 +285,7 @@ void ClusterView::ExpireSilent() {
     MutexLock lock(&mu_);
     const absl::Time now = clock_->Now();
     for (auto it = workers_.begin(); it != workers_.end();) {
-      const Worker& worker = it->second;
+      Worker& worker = it->second;
       WorkerSnapshot& row = rows_[worker.row];
       const absl::Duration age = now - worker.last_heard;
       if (row.state == WorkerState::kLost) {
@@ -286,6 +295,7 @@ void ClusterView::ExpireSilent() {
       if (now >= worker.suspect_until) row.suspect = false;
       if (age >= options_.worker_timeout) {
         row.state = WorkerState::kLost;
+        worker.warm = !options_.warm_up;  // should it come back
         prefixes_.Clear(row.slot);
         gone.emplace_back(row.id, absl::StrCat("worker ", it->first, " sent no heartbeat for ",
                                                absl::ToInt64Milliseconds(age), " ms and counts as lost"));
@@ -321,7 +331,7 @@ bool ClusterView::Ready() const {
   for (const WorkerSnapshot& w : rows_) {
     if (w.state == WorkerState::kReady) (w.role == Role::kPrefill ? prefill : decode) = true;
   }
-  return prefill && decode;
+  return decode && (prefill || !options_.prefill_needed);
 }
 
 std::optional<uint32_t> ClusterView::MaxContext() const {
@@ -342,7 +352,7 @@ void ClusterView::AddInFlight(const WorkerId& id, const InFlightWork& work) {
   worker->since_tokens += work.tokens;
   UpdatePending(*worker);
   WorkerSnapshot* row = &rows_[worker->row];
-  ++row->in_flight;
+  row->in_flight += work.requests;
   row->sequences += work.sequences;
   row->promised_blocks += work.blocks;
   row->free_blocks -= std::min(row->free_blocks, work.blocks);
@@ -353,10 +363,10 @@ void ClusterView::RemoveInFlight(const WorkerId& id, const InFlightWork& work) {
   Worker* worker = Find(id);
   if (worker == nullptr) return;
   WorkerSnapshot* row = &rows_[worker->row];
-  if (row->in_flight == 0) return;
+  if (row->in_flight < work.requests) return;
   worker->own_tokens -= std::min(worker->own_tokens, work.tokens);
   UpdatePending(*worker);
-  --row->in_flight;
+  row->in_flight -= work.requests;
   row->sequences -= std::min(row->sequences, work.sequences);
   row->promised_blocks -= std::min(row->promised_blocks, work.blocks);
   row->free_blocks = std::min(row->free_blocks + work.blocks, row->total_blocks);
@@ -365,6 +375,15 @@ void ClusterView::RemoveInFlight(const WorkerId& id, const InFlightWork& work) {
 void ClusterView::ExpectPrefixes(const WorkerId& id, std::span<const uint64_t> names) {
   MutexLock lock(&mu_);
   if (const Worker* worker = Find(id)) prefixes_.Expect(rows_[worker->row].slot, names, clock_->Now());
+}
+
+void ClusterView::MarkWarm(const WorkerId& id) {
+  MutexLock lock(&mu_);
+  Worker* worker = Find(id);
+  if (worker == nullptr) return;
+  worker->warm = true;
+  WorkerSnapshot& row = rows_[worker->row];
+  if (row.state == WorkerState::kWarming) row.state = WorkerState::kReady;
 }
 
 void ClusterView::ReportUnreachable(const WorkerId& id) {

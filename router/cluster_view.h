@@ -33,7 +33,8 @@ namespace baton::router {
 enum class Role { kPrefill, kDecode };
 absl::string_view Name(Role role);  // as WorkerInfo.role spells it
 
-enum class WorkerState { kReady, kDraining, kLost };
+// kWarming: it has joined, and no generation through it has passed yet; it gets no requests.
+enum class WorkerState { kReady, kDraining, kLost, kWarming };
 absl::string_view Name(WorkerState state);  // as ClusterWorker.state spells it
 
 struct WorkerId {
@@ -70,7 +71,9 @@ struct WorkerSnapshot {
   uint64_t total_blocks = 0;
   uint64_t promised_blocks = 0;  // to requests this router has on it, whether or not they have come to use them
   uint32_t in_flight = 0;        // requests this router has on it
-  StepCost cost;
+  StepCost cost;                    // of steps that only decode
+  StepCost prefill_cost;            // of the others
+  uint32_t mixed_batch_tokens = 0;  // of steps that do both, at most; 0: not known
 };
 
 // What one request weighs on a worker.
@@ -78,6 +81,7 @@ struct InFlightWork {
   uint64_t tokens = 0;     // to be computed
   uint32_t sequences = 0;  // choices
   uint64_t blocks = 0;     // promised
+  uint32_t requests = 1;   // 0: only more of a request that is counted already
 };
 
 struct ClusterViewOptions {
@@ -85,6 +89,8 @@ struct ClusterViewOptions {
   absl::Duration worker_timeout = absl::Milliseconds(3000);  // without a heartbeat, until lost
   std::string model_name;                                    // the router's own; empty: not compared
   std::string tokenizer_fingerprint;                         // likewise
+  bool warm_up = false;         // workers that join are kWarming until MarkWarm
+  bool prefill_needed = true;   // Ready() asks for a prefill worker
   int max_workers = 1024;                                    // registered at once
   int max_refusals = 16;                                     // kept for status
   absl::Duration forget_lost_after = absl::Minutes(10);
@@ -115,7 +121,7 @@ class ClusterView {
   void Read(absl::FunctionRef<void(std::span<const WorkerSnapshot>, const PrefixDirectory&)> look) const;
   // True once a worker of that role has registered, whatever became of it.
   bool Ever(Role role) const;
-  // At least one ready worker of each role.
+  // At least one ready worker of each role (of decode only, where prefill is not needed).
   bool Ready() const;
   // Smallest over ready and draining workers; nullopt without any.
   std::optional<uint32_t> MaxContext() const;
@@ -125,6 +131,8 @@ class ClusterView {
   void RemoveInFlight(const WorkerId& id, const InFlightWork& work);
   // A prompt was sent there: its prefixes are expected in that worker's cache.
   void ExpectPrefixes(const WorkerId& id, std::span<const uint64_t> names);
+  // A generation through it has passed: requests may come.
+  void MarkWarm(const WorkerId& id);
   // A call did not reach it. It is not chosen until its next heartbeat, or for a second (two, four, ... when that goes
   // on): one transient error never bans a worker.
   void ReportUnreachable(const WorkerId& id);
@@ -141,6 +149,7 @@ class ClusterView {
     v1::WorkerInfo info;
     v1::WorkerLoad load;
     size_t row = 0;  // in rows_
+    bool warm = false;
     absl::Time last_heard;
     absl::Time suspect_until;
     absl::Duration suspect_for;

@@ -15,11 +15,12 @@ enum class State {
   kReserving,   // the decode call is open and waits for room; nothing is spent on prefill yet
   kPrefilling,  // both calls are open: the prompt is computed, and its KV moves as it comes
   kHandover,    // token 0 of every choice is here; the decode worker has not said that the KV is complete
-  kDecoding,    // it has, tokens flow
+  kLocal,       // no prefill worker takes part: the decode worker computes the prompt, token 0 is not all here
+  kDecoding,    // it has the KV, tokens flow
   kBackoff,     // a worker failed; waiting a moment before the next attempt
   kDone,        // the client has its status
 };
-inline constexpr size_t kNumStates = 8;
+inline constexpr size_t kNumStates = 9;
 
 enum class Event {
   kAdmitted,  // valid; prompt tokenized
@@ -37,19 +38,20 @@ enum class Event {
   kDecodeDone,
   kDecodeEnded,
   kDecodeFailed,
+  kLocalPrefilled,  // the decode worker computed the prompt itself
   kBackoffOver,
   kClientGone,
   kDeadline,
   kStop,  // the router stops at once
 };
-inline constexpr size_t kNumEvents = 19;
+inline constexpr size_t kNumEvents = 20;
 
 enum class Action {
   kIgnore,  // can happen late and means nothing any more
   kBug,     // cannot happen: the request fails with INTERNAL and everything is given back
   kAdmit,   // Started to the client, ask for a placement
   kReject,  // status to the client
-  kReserve,       // ask the decode worker for room; without one, prefill at once
+  kReserve,       // ask the decode worker for room; without one, prefill at once; without a prefill worker, ask it for all
   kBeginPrefill,
   kGiveUp,    // status to the client
   kPresent,   // the ticket goes to the decode worker
@@ -58,6 +60,7 @@ enum class Action {
   kHandOver,  // tell decode to go on, or finish when no choice does
   kMissing,   // the stream ended before its result: as a failure
   kRedeem,    // compare the first tokens that came with the KV
+  kGoOn,      // as after a hand-over
   kNoteDone,
   kConclude,  // Summary, OK
   kFailOver,  // cancel both calls, then retry elsewhere or fail with the status

@@ -26,11 +26,23 @@ v1::PlacementCandidate ToProto(const Candidate& c) {
   return out;
 }
 
+v1::ModeForecast ToProto(const ModeForecast& forecast) {
+  v1::ModeForecast out;
+  out.set_mode(forecast.local ? "local" : "remote");
+  out.set_worker(forecast.worker.name);
+  out.set_ttft_ms(forecast.ttft_us / 1000);
+  out.set_itl_ms(forecast.itl_us / 1000);
+  out.set_others_ms((forecast.others_us + forecast.handover_us) / 1000);
+  if (!forecast.measured) out.set_note("its step cost is not known yet");
+  return out;
+}
+
 }  // namespace
 
 Placement::Placement(ClusterView* view, Clock* clock, const PlacementOptions& options, uint64_t seed)
     : view_(view),
       clock_(clock),
+      mode_(options.mode),
       promises_(options.admission.promises),
       admission_(options.admission),
       options_(options.policy),
@@ -57,9 +69,9 @@ void Placement::Ask(uint64_t id, PlaceRequest request, Done done) {
     if (refused.ok()) {
       waiting_[id] = Waiting{std::move(request), std::move(done), absl::UnavailableError("it was not offered yet")};
     } else {
-      Pick none;
-      none.choice = refused;
-      Log(request, none, nullptr);
+      Ways none;
+      none.status = refused;
+      Log(request, none);
     }
   }
   if (!refused.ok()) return done(std::move(refused));
@@ -79,7 +91,8 @@ void Placement::Leave(uint64_t id) {
 bool Placement::WorthWaiting(const PlaceRequest& request, const absl::Status& status) const {
   if (absl::IsResourceExhausted(status)) return true;
   if (!absl::IsUnavailable(status) || request.need.only_others) return false;
-  return view_->Ever(Role::kPrefill) && (!request.needs_decode || view_->Ever(Role::kDecode));
+  const bool local = mode_ != ServingMode::kDisaggregated && view_->Ever(Role::kDecode);
+  return local || (view_->Ever(Role::kPrefill) && (!request.needs_decode || view_->Ever(Role::kDecode)));
 }
 
 void Placement::Changed() {
@@ -116,9 +129,9 @@ void Placement::Tick() {
     const auto why = [&](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return waiting_.at(id).why; };
     for (auto& [id, status] : admission_.Expire(clock_->Now(), why)) {
       const auto it = waiting_.find(id);
-      Pick none;
-      none.choice = status;
-      Log(it->second.request, none, nullptr);
+      Ways none;
+      none.status = status;
+      Log(it->second.request, none);
       ended.emplace_back(std::move(it->second.done), std::move(status));
       waiting_.erase(it);
     }
@@ -137,24 +150,29 @@ QueueState Placement::queue() const {
 
 Forecast Placement::ForecastFor(const PlaceRequest& request) {
   Forecast forecast;
-  PolicyOptions options = options_;
-  options.check_room = false;
-  view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory& prefixes) {
+  view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory&) {
     for (const WorkerSnapshot& w : workers) {
-      if (w.role != Role::kPrefill || w.state != WorkerState::kReady || w.cost.samples == 0) continue;
-      const double us_per_token = PrefillUs(w, 0, 0, kForecastTokens) / kForecastTokens;
-      if (us_per_token > 0) forecast.tokens_per_second += 1e6 / us_per_token;
+      const bool prefills = w.role == Role::kPrefill ? mode_ != ServingMode::kAggregated
+                                                     : mode_ != ServingMode::kDisaggregated;
+      if (!prefills || w.state != WorkerState::kReady) continue;
+      const StepCost cost = w.role == Role::kPrefill ? w.cost : PrefillCostOf(workers, w);
+      if (cost.samples == 0 && w.prefill_cost.samples == 0) continue;
+      const double us = w.role == Role::kPrefill ? PrefillUs(w, 0, 0, kForecastTokens)
+                                                 : LocalPrefillUs(w, cost, 0, kForecastTokens);
+      if (us > 0) forecast.tokens_per_second += 1e6 * kForecastTokens / us;
     }
-    prefixes.Match(request.need.prefix_names, clock_->Now(), &depth_);
-    const absl::StatusOr<Choice> prefill = PickPrefill(workers, request.need, depth_, options, seed_);
-    if (prefill.ok() && prefill->chosen().measured) {
-      forecast.ttft = absl::Microseconds(prefill->chosen().predicted_us);
-    }
-    if (!request.needs_decode) return;
-    const absl::StatusOr<Choice> decode = PickDecode(workers, request.need, nullptr, options, seed_);
-    if (decode.ok() && decode->chosen().measured) {
-      forecast.itl = absl::Microseconds(
-          StepUs(workers[decode->worker], request.need.choices, request.need.prompt_tokens));
+  });
+  const Ways ways = Compare(request, /*check_room=*/false);
+  const std::optional<ModeForecast>& taken = ways.take_local ? ways.local_forecast : ways.remote_forecast;
+  if (!taken.has_value()) return forecast;
+  if (taken->measured) forecast.ttft = absl::Microseconds(taken->ttft_us);
+  const Pick& decode = ways.take_local ? ways.local : ways.decode;
+  if (!request.needs_decode || !decode.choice.ok()) return forecast;
+  view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory&) {
+    // Of steps that only decode: those that also carry a chunk are few, or what keeps to step_target.
+    for (const WorkerSnapshot& w : workers) {
+      if (w.id != decode.worker.id || w.cost.samples == 0) continue;
+      forecast.itl = absl::Microseconds(StepUs(w, request.need.choices, request.need.prompt_tokens));
     }
   });
   return forecast;
@@ -173,32 +191,78 @@ std::vector<uint64_t> Placement::PrefixNames(absl::string_view tenant,
   return names;
 }
 
-Placement::Pick Placement::PickOne(Role role, const PlacementNeed& need, const WorkerId* prefill) {
-  Pick pick;
-  const uint64_t seed = seed_++;
+LatencyLeft Placement::LeftOf(const PlaceRequest& request) const {
+  const Promise& promised = promise(request.priority);
   const absl::Time now = clock_->Now();
-  view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory& prefixes) {
-    if (role == Role::kPrefill) {
-      prefixes.Match(need.prefix_names, now, &depth_);
-      pick.choice = PickPrefill(workers, need, depth_, options_, seed);
-    } else {
-      const uint64_t from = prefill != nullptr ? KeyOf(*prefill) : 0;
-      const auto transfer = [&](const WorkerSnapshot& w) {
-        if (pairs_.Bad(from, w.key, now)) return -1.0;
-        return pairs_.EstimateUs(from, w.key, (need.prompt_tokens / std::max<uint32_t>(w.block_size, 1) + 1) * w.block_bytes);
-      };
-      pick.choice = PickDecode(workers, need, transfer, options_, seed);
+  return {std::min(promised.ttft - (now - request.arrival), request.deadline - now), promised.itl};
+}
+
+void Placement::CompareRemote(std::span<const WorkerSnapshot> workers, const PlaceRequest& request,
+                              const PolicyOptions& options, uint64_t seed, Ways* ways) {
+  const PlacementNeed& need = request.need;
+  ways->prefill.choice = PickPrefill(workers, need, depth_, options, seed);
+  if (!ways->prefill.choice.ok()) return;
+  const WorkerSnapshot& prefill = workers[ways->prefill.choice->worker];
+  ways->prefill.worker = {prefill.id, prefill.address};
+  double transfer_us = 0;
+  if (request.needs_decode) {
+    const absl::Time now = clock_->Now();
+    const auto transfer = [&](const WorkerSnapshot& w) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      if (pairs_.Bad(prefill.key, w.key, now)) return -1.0;
+      return pairs_.EstimateUs(prefill.key, w.key,
+                               (need.prompt_tokens / std::max<uint32_t>(w.block_size, 1) + 1) * w.block_bytes);
+    };
+    ways->decode.choice = PickDecode(workers, need, transfer, options, seed);
+    if (!ways->decode.choice.ok()) return;
+    const WorkerSnapshot& decode = workers[ways->decode.choice->worker];
+    ways->decode.worker = {decode.id, decode.address};
+    ways->decode.blocks = need.Blocks(decode.block_size);
+    transfer_us = transfer(decode);
+  }
+  ways->remote_forecast = ForecastRemote(workers, need, *ways->prefill.choice,
+                                         request.needs_decode ? &*ways->decode.choice : nullptr, transfer_us);
+}
+
+Placement::Ways Placement::Compare(const PlaceRequest& request, bool check_room) {
+  Ways ways;
+  PolicyOptions options = options_;
+  options.check_room = options.check_room && check_room;
+  const uint64_t seed = check_room ? seed_++ : seed_;  // what is only looked at takes nobody's turn
+  const LatencyLeft left = LeftOf(request);
+  view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory& prefixes) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    prefixes.Match(request.need.prefix_names, clock_->Now(), &depth_);
+    if (mode_ != ServingMode::kAggregated) CompareRemote(workers, request, options, seed, &ways);
+    if (mode_ != ServingMode::kDisaggregated) {
+      ways.local.choice = PickLocal(workers, request.need, depth_, options, seed);
     }
-    if (!pick.choice.ok()) return;
-    const WorkerSnapshot& w = workers[pick.choice->worker];
-    pick.worker = {w.id, w.address};
-    if (role == Role::kPrefill) {
-      pick.work = {need.prompt_tokens - pick.choice->chosen().cached_tokens, 1, 0};
-    } else {
-      pick.work = {0, need.choices, need.Blocks(w.block_size)};
+    if (ways.local.choice.ok()) {
+      const WorkerSnapshot& w = workers[ways.local.choice->worker];
+      ways.local.worker = {w.id, w.address};
+      ways.local.blocks = request.need.Blocks(w.block_size);
+      ways.local_forecast = ForecastLocal(workers, request.need, *ways.local.choice);
     }
+    const absl::Status& remote =
+        ways.prefill.choice.ok() && request.needs_decode ? ways.decode.choice.status() : ways.prefill.choice.status();
+    ways.status = remote;
+    ways.take_local = mode_ == ServingMode::kAggregated;
+    if (mode_ == ServingMode::kAuto) {
+      // Waiting for a prefill worker that is full may be better than what is there now.
+      std::optional<ModeForecast> remote_soon = ways.remote_forecast;
+      if (!remote_soon.has_value() && absl::IsResourceExhausted(remote) && ways.local_forecast.has_value()) {
+        Ways soon;
+        PolicyOptions patient = options;
+        patient.check_room = false;
+        CompareRemote(workers, request, patient, seed, &soon);
+        remote_soon = soon.remote_forecast;
+      }
+      ways.take_local = ways.local_forecast.has_value() &&
+                        (!remote_soon.has_value() || PreferLocal(*remote_soon, *ways.local_forecast, left));
+    }
+    if (ways.take_local) ways.status = ways.local.choice.status();
+    // Where no way is open: that one has no room now says more than that the other has no workers.
+    if (!ways.status.ok() && absl::IsResourceExhausted(ways.local.choice.status())) ways.status = ways.local.choice.status();
   });
-  return pick;
+  return ways;
 }
 
 absl::StatusOr<PlacedHolds> Placement::Place(const PlaceRequest& request) {
@@ -207,46 +271,47 @@ absl::StatusOr<PlacedHolds> Placement::Place(const PlaceRequest& request) {
 }
 
 absl::StatusOr<PlacedHolds> Placement::PlaceLocked(const PlaceRequest& request) {
+  const Ways ways = Compare(request, /*check_room=*/true);
+  // Failures are logged when nothing better comes of waiting.
+  if (ways.status.ok() || !WorthWaiting(request, ways.status)) Log(request, ways);
+  if (!ways.status.ok()) return ways.status;
+  const PlacementNeed& need = request.need;
   PlacedHolds placed;
-  const Pick prefill = PickOne(Role::kPrefill, request.need, nullptr);
-  if (!prefill.choice.ok()) {
-    // Logged when nothing better comes of waiting.
-    if (!WorthWaiting(request, prefill.choice.status())) Log(request, prefill, nullptr);
-    return prefill.choice.status();
-  }
-  if (request.needs_decode) {
-    // Before any prefill work is spent.
-    const Pick decode = PickOne(Role::kDecode, request.need, &prefill.worker.id);
-    if (decode.choice.ok() || !WorthWaiting(request, decode.choice.status())) Log(request, prefill, &decode);
-    if (!decode.choice.ok()) return decode.choice.status();
+  // Decode room first, before any prefill work is spent.
+  if (ways.take_local || request.needs_decode) {
+    const Pick& decode = ways.take_local ? ways.local : ways.decode;
     placed.pair.decode = decode.worker;
-    placed.decode = InFlightHold(view_, decode.worker.id, decode.work);
-  } else {
-    Log(request, prefill, nullptr);
+    placed.decode = InFlightHold(view_, decode.worker.id, {0, need.choices, decode.blocks});
   }
-  placed.pair.prefill = prefill.worker;
-  placed.prefill = InFlightHold(view_, prefill.worker.id, prefill.work);
-  view_->ExpectPrefixes(prefill.worker.id, request.need.prefix_names);
+  const Pick& prefill = ways.take_local ? ways.local : ways.prefill;
+  if (!ways.take_local) placed.pair.prefill = prefill.worker;
+  placed.prefill = InFlightHold(view_, prefill.worker.id,
+                                {need.prompt_tokens - prefill.choice->chosen().cached_tokens,
+                                 ways.take_local ? 0u : 1u, 0, ways.take_local ? 0u : 1u});
+  view_->ExpectPrefixes(prefill.worker.id, need.prefix_names);
   return placed;
 }
 
-void Placement::Log(const PlaceRequest& request, const Pick& prefill, const Pick* decode) {
+void Placement::Log(const PlaceRequest& request, const Ways& ways) {
   v1::PlacementDecision decision;
   decision.set_epoch(request.epoch);
   decision.set_policy(std::string(Name(options_.rule)));
   decision.set_waited_ms(absl::ToDoubleMilliseconds(clock_->Now() - request.arrival));
   decision.set_prompt_tokens(request.need.prompt_tokens);
-  if (prefill.choice.ok()) {
-    decision.set_prefill_considered(prefill.choice->considered);
-    for (const Candidate& c : prefill.choice->candidates) *decision.add_prefill() = ToProto(c);
-  } else {
-    decision.set_error(std::string(prefill.choice.status().message()));
+  const std::optional<ModeForecast>& taken = ways.take_local ? ways.local_forecast : ways.remote_forecast;
+  const std::optional<ModeForecast>& other = ways.take_local ? ways.remote_forecast : ways.local_forecast;
+  for (const auto* forecast : {&taken, &other}) {
+    if (forecast->has_value()) *decision.add_modes() = ToProto(**forecast);
   }
-  if (decode != nullptr && decode->choice.ok()) {
-    decision.set_decode_considered(decode->choice->considered);
-    for (const Candidate& c : decode->choice->candidates) *decision.add_decode() = ToProto(c);
-  } else if (decode != nullptr) {
-    decision.set_error(std::string(decode->choice.status().message()));
+  if (!ways.status.ok()) decision.set_error(std::string(ways.status.message()));
+  if (!ways.take_local && ways.prefill.choice.ok()) {
+    decision.set_prefill_considered(ways.prefill.choice->considered);
+    for (const Candidate& c : ways.prefill.choice->candidates) *decision.add_prefill() = ToProto(c);
+  }
+  const Pick& decode = ways.take_local ? ways.local : ways.decode;
+  if (decode.choice.ok()) {
+    decision.set_decode_considered(decode.choice->considered);
+    for (const Candidate& c : decode.choice->candidates) *decision.add_decode() = ToProto(c);
   }
   log_.Add(request.request_id, std::move(decision), clock_->Now());
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -21,6 +22,7 @@
 #include "router/pair_times.h"
 #include "router/policy.h"
 #include "router/request_lifecycle.h"
+#include "router/serving_mode.h"
 
 namespace baton::router {
 
@@ -71,6 +73,7 @@ struct PlaceRequest {
 };
 
 struct PlacementOptions {
+  ServingMode mode = ServingMode::kDisaggregated;
   PolicyOptions policy;
   AdmissionOptions admission;
 };
@@ -106,8 +109,8 @@ class Placement {
   // need.prefix_names of a prompt.
   std::vector<uint64_t> PrefixNames(absl::string_view tenant, std::span<const int32_t> prompt_token_ids) const;
 
-  // At once or not at all, past the queue. Errors as the policy's. Without needs_decode the pair's decode side stays
-  // empty.
+  // At once or not at all, past the queue. Errors as the policy's. The pair's prefill side stays empty when the decode
+  // worker is to compute the prompt, the decode side when nothing is to be decoded.
   absl::StatusOr<PlacedHolds> Place(const PlaceRequest& request);
 
   // How a call to a worker ended otherwise than well, and what a hand-over took.
@@ -120,12 +123,24 @@ class Placement {
   void SetRouters(int routers);
 
  private:
+  // One worker, of those that one side of a request was chosen from.
   struct Pick {
     absl::StatusOr<Choice> choice = absl::UnknownError("");
     WorkerRef worker;
-    InFlightWork work;
+    uint64_t blocks = 0;  // that prompt and expected output take there
   };
-  Pick PickOne(Role role, const PlacementNeed& need, const WorkerId* prefill) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Both ways of one request. What is not possible has no forecast, and a status that says why.
+  struct Ways {
+    Pick prefill, decode;  // remote
+    Pick local;
+    std::optional<ModeForecast> remote_forecast, local_forecast;
+    bool take_local = false;
+    absl::Status status;  // of the way that is taken: not OK when that has no room now, or neither is possible
+  };
+  Ways Compare(const PlaceRequest& request, bool check_room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CompareRemote(std::span<const WorkerSnapshot> workers, const PlaceRequest& request, const PolicyOptions& options,
+                     uint64_t seed, Ways* ways) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  LatencyLeft LeftOf(const PlaceRequest& request) const;
   struct Waiting {
     PlaceRequest request;
     Done done;
@@ -134,10 +149,11 @@ class Placement {
   absl::StatusOr<PlacedHolds> PlaceLocked(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Forecast ForecastFor(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WorthWaiting(const PlaceRequest& request, const absl::Status& status) const;
-  void Log(const PlaceRequest& request, const Pick& prefill, const Pick* decode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Log(const PlaceRequest& request, const Ways& ways) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ClusterView* const view_;
   Clock* const clock_;
+  const ServingMode mode_;
   const std::array<Promise, kNumPriorities> promises_;
   std::atomic<uint64_t> next_id_{1};
   DecisionLog log_;
@@ -149,7 +165,7 @@ class Placement {
   PolicyOptions options_ ABSL_GUARDED_BY(mu_);
   PairTimes pairs_ ABSL_GUARDED_BY(mu_);
   uint64_t seed_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint16_t> depth_ ABSL_GUARDED_BY(mu_);  // of the running PickOne
+  std::vector<uint16_t> depth_ ABSL_GUARDED_BY(mu_);  // of the running Compare
 };
 
 }  // namespace baton::router

@@ -1,6 +1,7 @@
 #include "router/policy.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 
@@ -15,6 +16,7 @@ constexpr size_t kShown = 4;
 // Of a worker that has not told its cost: only comparisons between such workers mean something.
 constexpr double kUnknownRowUs = 1000;
 constexpr uint32_t kUnknownBatch = 512;
+constexpr uint64_t kFewSamples = 64;  // prefill steps of a worker, below which others' are looked at too
 constexpr double kQueueContext = 256;  // positions that a token ahead attends to, taken as a mean
 
 struct Scored {
@@ -33,7 +35,7 @@ uint64_t Mix(uint64_t x) {
 }
 
 struct Counts {
-  int draining = 0, lost = 0, suspect = 0;
+  int draining = 0, lost = 0, suspect = 0, warming = 0;
   bool too_small = false, full = false;
 };
 
@@ -50,7 +52,8 @@ absl::Status NoWorker(Role role, const Counts& counts, const PlacementNeed& need
   }
   return absl::UnavailableError(absl::StrCat(
       "no ", Name(role), " worker is ready (", counts.draining, " draining, ", counts.lost, " lost",
-      counts.suspect > 0 ? absl::StrCat(", ", counts.suspect, " not answering") : std::string(), "); start one with `",
+      counts.suspect > 0 ? absl::StrCat(", ", counts.suspect, " not answering") : std::string(),
+      counts.warming > 0 ? absl::StrCat(", ", counts.warming, " warming up") : std::string(), "); start one with `",
       Name(role), "_worker --router HOST:PORT`, or a whole cluster with `baton up`"));
 }
 
@@ -65,6 +68,7 @@ std::vector<Scored> Eligible(std::span<const WorkerSnapshot> workers, Role role,
     if (w.role != role) continue;
     counts->draining += w.state == WorkerState::kDraining;
     counts->lost += w.state == WorkerState::kLost;
+    counts->warming += w.state == WorkerState::kWarming;
     if (w.state != WorkerState::kReady) continue;
     counts->suspect += w.suspect;
     if (w.suspect) continue;
@@ -143,24 +147,64 @@ double StepUsAt(const StepCost& cost, const WorkerSnapshot& w, uint32_t more, ui
 }
 
 // What a worker that has not told its cost is taken to take: the mean of those that have.
-StepCost TypicalCost(std::span<const WorkerSnapshot> workers, const std::vector<Scored>& eligible) {
-  StepCost sum;
-  for (const Scored& s : eligible) {
-    const StepCost& cost = workers[s.index].cost;
-    if (cost.samples == 0) continue;
-    sum.fixed_us += cost.fixed_us;
-    sum.per_row_us += cost.per_row_us;
-    sum.per_position_us += cost.per_position_us;
-    ++sum.samples;
+class MeanCost {
+ public:
+  void Add(const StepCost& cost) {
+    if (cost.samples == 0) return;
+    sum_.fixed_us += cost.fixed_us;
+    sum_.per_row_us += cost.per_row_us;
+    sum_.per_position_us += cost.per_position_us;
+    ++sum_.samples;
   }
-  if (sum.samples == 0) return sum;
-  const double n = static_cast<double>(sum.samples);
-  return {sum.fixed_us / n, sum.per_row_us / n, sum.per_position_us / n, sum.samples};
+  StepCost Get() const {
+    if (sum_.samples == 0) return {};
+    const double n = static_cast<double>(sum_.samples);
+    return {sum_.fixed_us / n, sum_.per_row_us / n, sum_.per_position_us / n, sum_.samples};
+  }
+
+ private:
+  StepCost sum_;
+};
+
+const StepCost& OfPrefill(const WorkerSnapshot& w) { return w.prefill_cost.samples > 0 ? w.prefill_cost : w.cost; }
+
+StepCost TypicalCost(std::span<const WorkerSnapshot> workers, const std::vector<Scored>& eligible, Role role) {
+  MeanCost mean;
+  for (const Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    mean.Add(role == Role::kPrefill ? OfPrefill(w) : w.cost);
+  }
+  return mean.Get();
+}
+
+uint64_t CachedTokens(const WorkerSnapshot& w, const PlacementNeed& need, std::span<const uint16_t> depth) {
+  const uint64_t held = w.slot < depth.size() ? uint64_t{depth[w.slot]} * w.block_size : 0;
+  return std::min(held, need.prompt_tokens - std::min<uint64_t>(need.prompt_tokens, 1));  // one is computed anyway
+}
+
+// Prompt tokens that wait on a decode worker. The newest token of each sequence is not among them.
+uint64_t LocalQueue(const WorkerSnapshot& w) { return w.pending_tokens - std::min<uint64_t>(w.pending_tokens, w.sequences); }
+
+// Rows of a step beside those that decode.
+double ChunkRows(const WorkerSnapshot& w) {
+  const uint64_t batch = w.max_batch_tokens > 0 ? w.max_batch_tokens : kUnknownBatch;
+  if (w.sequences == 0) return static_cast<double>(batch);
+  const uint64_t mixed = w.mixed_batch_tokens > 0 ? w.mixed_batch_tokens : batch;
+  return static_cast<double>(std::max<uint64_t>(mixed, w.sequences + 1) - w.sequences);
 }
 
 uint64_t FreeBlocks(const WorkerSnapshot& w) {
   const uint64_t unpromised = w.total_blocks - std::min(w.total_blocks, w.promised_blocks);
   return std::min(w.free_blocks, unpromised);
+}
+
+// Takes out decode workers without room. True when there were any.
+bool DropFull(std::span<const WorkerSnapshot> workers, const PlacementNeed& need, std::vector<Scored>* eligible) {
+  return std::erase_if(*eligible, [&](const Scored& s) {
+           const WorkerSnapshot& w = workers[s.index];
+           // An idle worker takes what it can hold at all: then its own queue and preemption decide.
+           return w.total_blocks > 0 && w.in_flight > 0 && FreeBlocks(w) < need.Blocks(w.block_size);
+         }) > 0;
 }
 
 }  // namespace
@@ -193,10 +237,41 @@ uint64_t PlacementNeed::Blocks(uint32_t block_size) const {
 }
 
 double PrefillUs(const WorkerSnapshot& w, uint64_t queue, uint64_t cached, uint64_t tokens) {
-  return PrefillUsAt(w.cost, w, queue, cached, tokens);
+  return PrefillUsAt(OfPrefill(w), w, queue, cached, tokens);
 }
 
-double StepUs(const WorkerSnapshot& w, uint32_t more, uint64_t tokens) { return StepUsAt(w.cost, w, more, tokens); }
+double StepUs(const WorkerSnapshot& w, uint32_t more, uint64_t tokens) {
+  return StepUsAt(w.cost.samples > 0 ? w.cost : w.prefill_cost, w, more, tokens);
+}
+
+double LocalPrefillUs(const WorkerSnapshot& w, const StepCost& cost, uint64_t cached, uint64_t tokens) {
+  const uint64_t queue = LocalQueue(w);
+  if (w.sequences == 0 || cost.samples == 0) return PrefillUsAt(cost, w, queue, cached, tokens);
+  const double own = static_cast<double>(tokens), ahead = static_cast<double>(queue);
+  const double steps = std::ceil((own + ahead) / ChunkRows(w));
+  const double positions = own * (static_cast<double>(cached) + (own + 1) / 2) + ahead * kQueueContext;
+  const double decoding = cost.per_row_us * w.sequences + cost.per_position_us * static_cast<double>(w.context_tokens);
+  return steps * (cost.fixed_us + decoding) + cost.per_row_us * (own + ahead) + cost.per_position_us * positions;
+}
+
+double MixedStepUs(const WorkerSnapshot& w, const StepCost& cost, uint64_t tokens) {
+  const double rows = std::min(ChunkRows(w), static_cast<double>(tokens));
+  const double positions = static_cast<double>(w.context_tokens) + rows * static_cast<double>(tokens) / 2;
+  return cost.fixed_us + cost.per_row_us * (rows + w.sequences) + cost.per_position_us * positions;
+}
+
+StepCost PrefillCostOf(std::span<const WorkerSnapshot> workers, const WorkerSnapshot& worker) {
+  const StepCost& own = worker.prefill_cost;
+  if (own.samples >= kFewSamples) return own;
+  MeanCost mean;
+  for (const WorkerSnapshot& w : workers) {
+    if (w.state == WorkerState::kLost || w.id == worker.id) continue;
+    mean.Add(w.role == Role::kPrefill ? OfPrefill(w) : w.prefill_cost);
+  }
+  const StepCost others = mean.Get();
+  if (own.samples == 0 || others.samples == 0) return own.samples == 0 ? others : own;
+  return LocalPrefillUs(worker, own, 0, kUnknownBatch) <= LocalPrefillUs(worker, others, 0, kUnknownBatch) ? own : others;
+}
 
 absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
                                    std::span<const uint16_t> depth, const PolicyOptions& options, uint64_t seed) {
@@ -210,13 +285,12 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
   if (eligible.empty()) return NoWorker(Role::kPrefill, counts, need);
   for (Scored& s : eligible) {
     const WorkerSnapshot& w = workers[s.index];
-    const uint64_t held = w.slot < depth.size() ? uint64_t{depth[w.slot]} * w.block_size : 0;
-    s.cached = std::min(held, need.prompt_tokens - std::min<uint64_t>(need.prompt_tokens, 1));  // one is computed anyway
+    s.cached = CachedTokens(w, need, depth);
   }
-  const StepCost typical = TypicalCost(workers, eligible);
+  const StepCost typical = TypicalCost(workers, eligible, Role::kPrefill);
   const auto predict = [&](const Scored& s) {
     const WorkerSnapshot& w = workers[s.index];
-    return PrefillUsAt(w.cost.samples > 0 ? w.cost : typical, w, w.pending_tokens, s.cached,
+    return PrefillUsAt(OfPrefill(w).samples > 0 ? OfPrefill(w) : typical, w, w.pending_tokens, s.cached,
                        need.prompt_tokens - s.cached);
   };
   Sample(&eligible, options.sample, seed);
@@ -233,10 +307,10 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
     const WorkerSnapshot& w = workers[s.index];
     Candidate& c = choice.candidates.emplace_back();
     c.id = w.id;
-    c.predicted_us = predict(s);
+    c.predicted_us = c.ttft_us = predict(s);
     c.queue_tokens = w.pending_tokens;
     c.cached_tokens = s.cached;
-    c.measured = w.cost.samples > 0;
+    c.measured = OfPrefill(w).samples > 0;
   }
   return choice;
 }
@@ -246,16 +320,9 @@ absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const
                                   const PolicyOptions& options, uint64_t seed) {
   Counts counts;
   std::vector<Scored> eligible = Eligible(workers, Role::kDecode, need, &counts);
-  if (options.check_room) {
-    const size_t removed = std::erase_if(eligible, [&](const Scored& s) {
-      const WorkerSnapshot& w = workers[s.index];
-      // An idle worker takes what it can hold at all: then its own queue and preemption decide.
-      return w.total_blocks > 0 && w.in_flight > 0 && FreeBlocks(w) < need.Blocks(w.block_size);
-    });
-    counts.full |= removed > 0;
-  }
+  if (options.check_room) counts.full |= DropFull(workers, need, &eligible);
   if (eligible.empty()) return NoWorker(Role::kDecode, counts, need);
-  const StepCost typical = TypicalCost(workers, eligible);
+  const StepCost typical = TypicalCost(workers, eligible, Role::kDecode);
   Sample(&eligible, options.sample, Mix(seed));
   const uint64_t steps = std::clamp<uint64_t>(need.output_tokens, 1, kStepsAhead);
   const auto cost = [&](const WorkerSnapshot& w) {
@@ -288,6 +355,54 @@ absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const
     c.sequences = w.sequences;
     c.free_blocks = FreeBlocks(w);
     c.measured = w.cost.samples > 0;
+  }
+  return choice;
+}
+
+absl::StatusOr<Choice> PickLocal(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
+                                 std::span<const uint16_t> depth, const PolicyOptions& options, uint64_t seed) {
+  Counts counts;
+  std::vector<Scored> eligible = Eligible(workers, Role::kDecode, need, &counts);
+  if (options.check_room) {
+    counts.full |= DropFull(workers, need, &eligible);
+    if (options.max_backlog_tokens > 0) {
+      counts.full |= std::erase_if(eligible, [&](const Scored& s) {
+                       return LocalQueue(workers[s.index]) >= options.max_backlog_tokens;
+                     }) > 0;
+    }
+  }
+  if (eligible.empty()) return NoWorker(Role::kDecode, counts, need);
+  for (Scored& s : eligible) s.cached = CachedTokens(workers[s.index], need, depth);
+  const auto to_first = [&](const Scored& s) {
+    const WorkerSnapshot& w = workers[s.index];
+    return LocalPrefillUs(w, PrefillCostOf(workers, w), s.cached, need.prompt_tokens - s.cached);
+  };
+  const double steps = static_cast<double>(std::min<uint64_t>(need.output_tokens, kStepsAhead));
+  const auto predict = [&](const Scored& s) {
+    return to_first(s) +
+           steps * StepUs(workers[s.index], need.choices, need.prompt_tokens + need.output_tokens / 2);
+  };
+  Sample(&eligible, options.sample, seed);
+  for (Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    s.us = options.rule == PlacementRule::kCost ? predict(s) : static_cast<double>(w.pending_tokens + w.sequences);
+    s.load = w.in_flight;
+  }
+  Choice choice;
+  choice.considered = static_cast<uint32_t>(eligible.size());
+  Decide(&eligible, options.rule, seed);
+  choice.worker = eligible.front().index;
+  for (const Scored& s : eligible) {
+    const WorkerSnapshot& w = workers[s.index];
+    Candidate& c = choice.candidates.emplace_back();
+    c.id = w.id;
+    c.predicted_us = predict(s);
+    c.ttft_us = to_first(s);
+    c.queue_tokens = LocalQueue(w);
+    c.cached_tokens = s.cached;
+    c.sequences = w.sequences;
+    c.free_blocks = FreeBlocks(w);
+    c.measured = PrefillCostOf(workers, w).samples > 0;
   }
   return choice;
 }

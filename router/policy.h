@@ -8,7 +8,10 @@
 // measuring noise does not send everything to one. With `sample` set only that many workers, drawn by the seed, and the
 // best holder of the prefix are compared: several routers with the same view then do not rush to the same worker.
 //
-// Never chosen: draining, lost or suspect workers, and those whose max_context is too small. Those the request has
+// A prompt may also be computed by the decode worker itself (PickLocal). That costs the predicted time to token 0, in
+// chunks that share steps with what decodes there, and the steps after it.
+//
+// Never chosen: draining, lost, warming or suspect workers, and those whose max_context is too small. Those the request has
 // failed on already: only when no other is left.
 //
 // Thread contract: plain functions.
@@ -36,7 +39,7 @@ struct PolicyOptions {
   PlacementRule rule = PlacementRule::kCost;
   int sample = 0;                   // workers to compare; 0: all
   bool check_room = true;           // false: room is not asked for
-  uint64_t max_backlog_tokens = 0;  // a prefill worker with this many ahead takes no more; 0: no limit
+  uint64_t max_backlog_tokens = 0;  // a worker with this many prompt tokens ahead takes no more; 0: no limit
 };
 
 struct PlacementNeed {
@@ -54,6 +57,7 @@ struct PlacementNeed {
 struct Candidate {
   WorkerId id;
   double predicted_us = 0;
+  double ttft_us = 0;          // of that, to token 0; decode: 0
   uint64_t queue_tokens = 0;   // prefill: ahead of this request
   uint64_t cached_tokens = 0;  // prefill: of its prompt
   uint32_t sequences = 0;      // decode: there already
@@ -71,6 +75,13 @@ struct Choice {
 // Microseconds that computing `tokens` tokens, after `cached` that need not be, takes a worker with `queue` tokens
 // ahead.
 double PrefillUs(const WorkerSnapshot& worker, uint64_t queue, uint64_t cached, uint64_t tokens);
+// The same on a decode worker, whose steps also carry what decodes there. `cost` is its own for such steps, or one like it.
+double LocalPrefillUs(const WorkerSnapshot& worker, const StepCost& cost, uint64_t cached, uint64_t tokens);
+// Microseconds of one of those steps, with a chunk of a prompt of `tokens` tokens.
+double MixedStepUs(const WorkerSnapshot& worker, const StepCost& cost, uint64_t tokens);
+// What prefill steps of `worker` take: as measured by itself, or, as long as it has hardly computed any prompts, what the
+// other workers measured, if that is less: else a guess that is too high would never be put right.
+StepCost PrefillCostOf(std::span<const WorkerSnapshot> workers, const WorkerSnapshot& worker);
 // Microseconds of one step of a decode worker with `more` sequences of `tokens` tokens added.
 double StepUs(const WorkerSnapshot& worker, uint32_t more, uint64_t tokens);
 
@@ -85,6 +96,10 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
 absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
                                   const std::function<double(const WorkerSnapshot&)>& transfer_us,
                                   const PolicyOptions& options, uint64_t seed);
+
+// A decode worker that computes the prompt too. `depth` as in PickPrefill.
+absl::StatusOr<Choice> PickLocal(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
+                                 std::span<const uint16_t> depth, const PolicyOptions& options, uint64_t seed);
 
 }  // namespace baton::router
 

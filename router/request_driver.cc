@@ -8,8 +8,10 @@
 namespace baton::router {
 
 std::shared_ptr<RequestDriver> RequestDriver::Create(const DriverContext* context, std::string key,
-                                                     absl::Time deadline, const MakeClient& make_client) {
+                                                     absl::Time deadline, const MakeClient& make_client,
+                                                     std::optional<PlacedPair> pinned) {
   std::shared_ptr<RequestDriver> driver(new RequestDriver(context, std::move(key), deadline));
+  driver->pinned_ = std::move(pinned);
   driver->client_ = make_client(driver);
   return driver;
 }
@@ -104,13 +106,15 @@ void RequestDriver::NoteStream(const Input& input) {
       context_->placement->ReportTransferFailed(prefill_worker_.id, input.worker.id);
     }
   }
-  if (const auto* fetched = std::get_if<v1::Fetched>(&input.payload); fetched != nullptr && input.epoch == decode_epoch_) {
+  // A pinned request's is the pair's first: it also made the connection.
+  if (const auto* fetched = std::get_if<v1::Fetched>(&input.payload);
+      fetched != nullptr && input.epoch == decode_epoch_ && !pinned_.has_value()) {
     // The pair's speed is what it took while there was something to move.
     context_->placement->ReportTransfer(prefill_worker_.id, input.worker.id, fetched->bytes(),
                                         absl::Milliseconds(fetched->transfer_ms() - fetched->waiting_ms()));
   }
   // Its work is done; what it still holds is memory.
-  if (input.event == Event::kPrefilled && input.epoch == prefill_epoch_) {
+  if ((input.event == Event::kPrefilled || input.event == Event::kLocalPrefilled) && input.epoch == prefill_epoch_) {
     prefill_hold_ = {};
     context_->placement->Changed();
   }
@@ -124,6 +128,7 @@ void RequestDriver::NoteStream(const Input& input) {
     // A failed update fails the call although its stream still runs.
     if (failed && decode_leg_ != nullptr) decode_leg_->Cancel();
     decode_leg_.reset();
+    if (prefill_leg_ == nullptr) prefill_hold_ = {};  // it computed the prompt itself
     decode_hold_ = {};
     context_->placement->Changed();
   }
@@ -148,6 +153,8 @@ void RequestDriver::Execute(AskPlacement& command) {
   prefill_epoch_ = decode_epoch_ = lifecycle_.epoch();
   prefill_hold_ = {};
   decode_hold_ = {};
+  prefill_worker_ = decode_worker_ = {};
+  if (pinned_.has_value()) return PlacePinned();
   const AdmittedRequest& admitted = lifecycle_.request();
   PlaceRequest request;
   request.request_id = key_;
@@ -165,6 +172,12 @@ void RequestDriver::Execute(AskPlacement& command) {
       [self = shared_from_this(), epoch = lifecycle_.epoch()](absl::StatusOr<PlacedHolds> holds) {
         self->Enqueue({Placed{epoch, std::move(holds)}, self->context_->clock->Now()});
       });
+}
+
+void RequestDriver::PlacePinned() {
+  absl::StatusOr<PlacedHolds> holds = absl::UnavailableError("its workers failed");
+  if (lifecycle_.epoch() == 1) holds = PlacedHolds{*pinned_, {}, {}};
+  Enqueue({Placed{lifecycle_.epoch(), std::move(holds)}, context_->clock->Now()});
 }
 
 void RequestDriver::OnPlaced(Placed& placed) {
@@ -228,6 +241,8 @@ void RequestDriver::OnDecodeEvent(uint32_t epoch, const WorkerRef& worker, v1::D
       return Post({Event::kFetched, epoch, worker, std::move(*event.mutable_fetched())});
     case v1::DecodeEvent::kToken:
       return Post({Event::kDecodeToken, epoch, worker, std::move(*event.mutable_token())});
+    case v1::DecodeEvent::kPrefilled:
+      return Post({Event::kLocalPrefilled, epoch, worker, std::move(*event.mutable_prefilled())});
     case v1::DecodeEvent::kDone:
       return Post({Event::kDecodeDone, epoch, worker, std::move(*event.mutable_done())});
     case v1::DecodeEvent::EVENT_NOT_SET:
@@ -303,6 +318,7 @@ void RequestDriver::LogEnd(const absl::Status& status) {
        {"emit_ms", ms(emit_)},
        {"stop_ms", ms(s.stop)},
        {"total_ms", ms(s.total)},
+       {"mode", s.mode},
        {"prefill_worker", s.prefill_worker},
        {"decode_worker", s.decode_worker},
        {"message", status.message()}});

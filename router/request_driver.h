@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -42,8 +43,10 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   using MakeClient = std::function<std::unique_ptr<ClientStream>(const std::shared_ptr<RequestDriver>&)>;
 
   // `key` names the request in the table and in logs. `make_client` is called at once; the driver owns what it gives.
+  // A `pinned` request goes to those workers, past admission and policy, and nowhere else.
   static std::shared_ptr<RequestDriver> Create(const DriverContext* context, std::string key, absl::Time deadline,
-                                               const MakeClient& make_client);
+                                               const MakeClient& make_client,
+                                               std::optional<PlacedPair> pinned = std::nullopt);
 
   // After the table has it; the deadline is watched from here on.
   void Admit(AdmittedRequest request);
@@ -77,6 +80,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void Enqueue(Item item);
   void Process(Item item);
   void OnGone(const Gone& gone);
+  void PlacePinned();
   void OnPlaced(Placed& placed);
   void HandleInput(Input input);
   void NoteStream(const Input& input);
@@ -101,6 +105,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   const std::string key_;
   const uint64_t placement_id_;
   const absl::Time arrival_;
+  std::optional<PlacedPair> pinned_;
   std::unique_ptr<ClientStream> client_;
 
   Mutex mu_;

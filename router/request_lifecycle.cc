@@ -100,6 +100,9 @@ void RequestLifecycle::Step(Input& input) {
     case Action::kRedeem:
       Redeem(input);
       break;
+    case Action::kGoOn:
+      GoOn(input);
+      break;
     case Action::kNoteDone:
       NoteDone(input);
       break;
@@ -167,21 +170,31 @@ void RequestLifecycle::Reserve(Input& input) {
   PlacedPair& pair = std::get<PlacedPair>(input.payload);
   prefill_ = std::move(pair.prefill);
   decode_ = std::move(pair.decode);
-  stats_.prefill_worker = prefill_.id.name;
+  local_ = prefill_.id.name.empty();
+  stats_.mode = local_ ? "local" : "remote";
+  stats_.prefill_worker = local_ ? decode_.id.name : prefill_.id.name;
   stats_.decode_worker.clear();
   presented_ = false;
   held_.clear();
-  if (request_.sampling.max_tokens() <= 1) return BeginPrefill();
-  state_ = State::kReserving;
+  if (!local_ && request_.sampling.max_tokens() <= 1) return BeginPrefill();
+  state_ = local_ ? State::kLocal : State::kReserving;
+  OpenDecode();
+}
+
+void RequestLifecycle::OpenDecode() {
   // Whether token 0 ends a choice may be text, and a former attempt may have ended one: decode must not run it.
-  wait_for_go_ = request_.sampling.stop_size() > 0 ||
-                 std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.finished; });
+  wait_for_go_ = !local_ && (request_.sampling.stop_size() > 0 ||
+                             std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.finished; }));
   StartDecode start;
   start.worker = decode_;
   v1::DecodeRequest& request = start.request;
   Describe(request_, epoch_, &request);
   request.set_wait_for_go(wait_for_go_);
+  request.set_local_prefill(local_);
   SetResume(&request);
+  for (size_t i = 0; local_ && i < choices_.size(); ++i) {
+    if (choices_[i].finished) request.add_ended_choices(static_cast<uint32_t>(i));
+  }
   Emit(std::move(start));
 }
 
@@ -213,7 +226,7 @@ void RequestLifecycle::Present(Input& input) {
 
 void RequestLifecycle::OnToken(Input& input) {
   v1::SampledToken& token = std::get<v1::SampledToken>(input.payload);
-  const bool prefill = state_ == State::kPrefilling;
+  const bool prefill = state_ == State::kPrefilling || state_ == State::kLocal;
   absl::Status status;
   if (token.choice_index() >= choices_.size() || prefill != (token.token_index() == 0)) {
     status = absl::InternalError(absl::StrCat("the worker sent index ", token.token_index(), " of choice ",
@@ -223,9 +236,7 @@ void RequestLifecycle::OnToken(Input& input) {
   }
   if (!status.ok()) return FailOver(input, std::move(status));
   if (prefill || !AllFinished()) return;  // a prefill's result follows, with or without a ticket
-  const bool cut_short =
-      std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.matched_string; });
-  if (!cut_short) return;  // the worker knows that all is over; its figures follow
+  if (!CutShort()) return;  // the worker knows that all is over; its figures follow
   Emit(CancelDecode{});
   Conclude(input);
 }
@@ -300,12 +311,29 @@ void RequestLifecycle::FinishChoice(Choice& choice, const v1::SampledToken& toke
   Emit(Send{std::move(response)});
 }
 
-void RequestLifecycle::HandOver(Input& input) {
-  v1::Prefilled& prefilled = std::get<v1::Prefilled>(input.payload);
+void RequestLifecycle::NotePrefilled(const v1::Prefilled& prefilled) {
   stats_.cached_tokens = prefilled.cached_tokens();
   stats_.queue = absl::Milliseconds(prefilled.queue_ms());
   stats_.prefill = absl::Milliseconds(prefilled.prefill_ms());
   prefilled_ = clock_->Now();
+}
+
+void RequestLifecycle::GoOn(Input& input) {
+  NotePrefilled(std::get<v1::Prefilled>(input.payload));
+  if (!AllHaveFirst()) {
+    return FailOver(input, absl::InternalError("it ended the prefill without token 0 of every choice"));
+  }
+  stats_.decode_worker = decode_.id.name;
+  state_ = State::kDecoding;
+  // Stop strings may have ended all of them, and the worker does not know.
+  if (AllFinished() && CutShort()) {
+    Emit(CancelDecode{});
+    Conclude(input);
+  }
+}
+
+void RequestLifecycle::HandOver(Input& input) {
+  NotePrefilled(std::get<v1::Prefilled>(input.payload));
   if (AllFinished()) {
     // Whoever still holds something for it hears so from the other, or by this.
     if (request_.sampling.max_tokens() > 1) {
@@ -363,7 +391,7 @@ void RequestLifecycle::NoteDone(const Input& input) {
   const v1::DecodeDone& done = std::get<v1::DecodeDone>(input.payload);
   stats_.decode_queue = absl::Milliseconds(done.decode_queue_ms());
   stats_.num_preemptions += done.num_preemptions();
-  if (!done.has_history() || choices_.size() != 1) return;
+  if (!done.has_history() || choices_.size() != 1 || local_) return;
   // The next turn's prompt begins with this one and its answer; who computes it should find both.
   const size_t num_tokens = done.history().num_tokens();
   std::vector<int32_t> ids = request_.prompt_token_ids;
@@ -421,8 +449,9 @@ void RequestLifecycle::FailOver(const Input& input, absl::Status status) {
                             "POISON"));
   }
   // Nothing is lost when a worker could not be reached, drains, or is full before it began.
+  const bool refused = absl::IsUnavailable(status) || (state_ == State::kLocal && absl::IsResourceExhausted(status));
   const bool began = state_ != State::kReserving &&
-                     !(state_ == State::kPrefilling && prefill && absl::IsUnavailable(status));
+                     !(((state_ == State::kPrefilling && prefill) || state_ == State::kLocal) && refused);
   moves_ += began;
   if (!retry || moves_ > kMaxMoves || epoch_ >= kMaxAttempts) {
     if (epoch_ > 1) status = Prefixed(absl::StrCat("after ", epoch_, " attempts"), status);
@@ -448,7 +477,7 @@ bool RequestLifecycle::IsPoison(const Input& input, const absl::Status& status) 
                      !absl::StrContains(words, "heartbeat");
   // While KV moves a failure may be the other end's.
   const bool prefill = input.event <= Event::kPrefillFailed;
-  const bool had_it = state_ == (prefill ? State::kPrefilling : State::kDecoding);
+  const bool had_it = state_ == State::kLocal || state_ == (prefill ? State::kPrefilling : State::kDecoding);
   if (!broke || !had_it || input.worker.id.name.empty()) return false;
   if (stats_.completion_tokens != tokens_when_broke_) broke_.clear();
   tokens_when_broke_ = stats_.completion_tokens;
@@ -476,6 +505,10 @@ void RequestLifecycle::End(absl::Status status) {
 
 bool RequestLifecycle::AllFinished() const {
   return std::all_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.finished; });
+}
+
+bool RequestLifecycle::CutShort() const {
+  return std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.matched_string; });
 }
 
 bool RequestLifecycle::AllHaveFirst() const {

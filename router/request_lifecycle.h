@@ -8,7 +8,8 @@
 //    INTERNAL) and dropped, and decode goes on behind the tokens that the client has.
 //  - What a worker holds for a request belongs to the router's call to it: whatever ends the attempt, both calls are
 //    cancelled (or have ended), and with them all room, tickets and KV are given back.
-//  - No prefill work is spent before a decode worker has promised room for the whole prompt.
+//  - No prefill work is spent before a decode worker has promised room for the whole prompt (or, where it computes the
+//    prompt itself, has that room).
 //  - At most kMaxMoves, only for codes that common/status.h calls retryable, only before the deadline. A worker that is
 //    full (RESOURCE_EXHAUSTED) is not asked again; the client hears of it when there is no other.
 //  - A request on which two workers in a row died is not given to a third.
@@ -59,8 +60,8 @@ struct AdmittedRequest {
 };
 
 struct PlacedPair {
-  WorkerRef prefill;
-  WorkerRef decode;  // empty when max_tokens is 1
+  WorkerRef prefill;  // empty: decode computes the prompt too
+  WorkerRef decode;   // empty when max_tokens is 1 and there is a prefill worker
 };
 
 // What happened. `epoch` is the attempt's that a stream belongs to, and `worker` the stream's other end.
@@ -138,6 +139,7 @@ class RequestLifecycle {
   void Admit(Input& input);
   void Ask();
   void Reserve(Input& input);
+  void OpenDecode();
   void BeginPrefill();
   void Present(Input& input);
   void OnToken(Input& input);
@@ -149,6 +151,8 @@ class RequestLifecycle {
   // What the client has of each choice, for a decode worker that is not the first.
   void SetResume(v1::DecodeRequest* request) const;
   void Redeem(Input& input);
+  void NotePrefilled(const v1::Prefilled& prefilled);
+  void GoOn(Input& input);
   void NoteDone(const Input& input);
   void Conclude(const Input& input);
   void FailOver(const Input& input, absl::Status status);
@@ -162,6 +166,7 @@ class RequestLifecycle {
   UpdateDecode MakeUpdate() const;
   bool AllFinished() const;
   bool AllHaveFirst() const;  // from this attempt
+  bool CutShort() const;      // by a stop string, which the workers do not see
   PlacementNeed Need() const;
   void Emit(Command command) { out_->push_back(std::move(command)); }
 
@@ -181,6 +186,7 @@ class RequestLifecycle {
   std::set<WorkerId> broke_;
   uint32_t tokens_when_broke_ = 0;
   WorkerRef prefill_, decode_;
+  bool local_ = false;        // decode_ computes the prompt too
   bool presented_ = false;    // this attempt's ticket went to decode
   bool wait_for_go_ = false;  // decode starts only on our word
   std::vector<Input> held_;   // of this attempt's decode call, in order; at most what one stream holds

@@ -24,6 +24,7 @@ struct RequestStats {
   uint32_t retries_after_first_token = 0;
   uint32_t num_preemptions = 0;
   v1::KvSummary kv;
+  const char* mode = "none";  // "remote" or "local": who computed the prompt, in the last attempt
   std::string prefill_worker, decode_worker;
   std::vector<v1::FinishReason> finish_reasons;  // of finished choices
 };

@@ -17,6 +17,8 @@ ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) 
   ClusterViewOptions options;
   options.heartbeat = absl::Milliseconds(config.heartbeat_ms());
   options.worker_timeout = absl::Milliseconds(config.worker_timeout_ms());
+  options.warm_up = config.warm_up();
+  options.prefill_needed = ServingModeFrom(config.mode()) == ServingMode::kDisaggregated;
   options.model_name = text.model_name();
   options.tokenizer_fingerprint = text.tokenizer_fingerprint();
   return options;
@@ -24,6 +26,7 @@ ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) 
 
 PlacementOptions PlacementOptionsFrom(const v1::Config& config) {
   PlacementOptions options;
+  options.mode = ServingModeFrom(config.mode());
   options.policy.rule = PlacementRuleFrom(config.placement());
   options.policy.max_backlog_tokens = config.prefill_backlog_tokens();
   AdmissionOptions& admission = options.admission;
@@ -59,6 +62,7 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
       calls_(&channels_),
       context_{&table_, &placement_, &calls_, &router_metrics_, text_.get(), clock},
       intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
+      warm_up_(ServingModeFrom(config.mode()), &view_, context_, metrics),
       inference_(&intake_),
       cluster_(
           &view_, &router_metrics_, security_,
@@ -126,7 +130,7 @@ void Router::UpdateHealth() {
   if (server_ == nullptr || serving == serving_) return;
   serving_ = serving;
   server_->SetServing(serving);
-  LogInfo(serving ? "serving: a prefill and a decode worker are ready" : "not serving",
+  LogInfo(serving ? "serving: workers are ready" : "not serving",
           {{"draining", draining_.load()}});
 }
 
@@ -141,6 +145,7 @@ void Router::Tick() {
     }
     view_.ExpireSilent();
     placement_.Tick();
+    warm_up_.Tick();
     UpdateHealth();
     std::set<WorkerId> known;
     for (const WorkerSnapshot& worker : view_.Snapshot()) known.insert(worker.id);
@@ -164,7 +169,7 @@ void Router::FillStatus(v1::ClusterStatus* status) const {
 void Router::CollectGauges() {
   std::map<std::pair<Role, WorkerState>, int> count;
   for (const Role role : {Role::kPrefill, Role::kDecode}) {
-    for (const WorkerState state : {WorkerState::kReady, WorkerState::kDraining, WorkerState::kLost}) {
+    for (const WorkerState state : {WorkerState::kWarming, WorkerState::kReady, WorkerState::kDraining, WorkerState::kLost}) {
       count[{role, state}] = 0;
     }
   }

@@ -20,6 +20,7 @@
 #include "router/inference_service.h"
 #include "router/intake.h"
 #include "router/model_text.h"
+#include "router/warm_up.h"
 #include "router/worker_calls.h"
 #include "router/worker_channels.h"
 
@@ -70,6 +71,7 @@ class Router {
   WorkerCalls calls_;
   DriverContext context_;
   Intake intake_;
+  WarmUp warm_up_;
   InferenceService inference_;
   ClusterService cluster_;
   std::shared_ptr<void> collect_hook_;

@@ -83,6 +83,11 @@ void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats,
   if (!status.ok() && !absl::IsCancelled(status)) ++failed_;
   metrics_->Counter("baton_requests_total", "Requests ended, by status code", {{"code", RuleFor(status.code()).name}})
       .Increment();
+  metrics_
+      ->Counter("baton_requests_by_mode_total",
+                "Requests ended, by who computed the prompt: a prefill worker (remote), the decode worker (local), nobody",
+                {{"mode", stats.mode}})
+      .Increment();
   total_.Observe(S(stats.total));
   vllm_e2e_.Observe(S(stats.total));
   VllmMetrics(metrics_, vllm_labels_).Ended(status, stats);

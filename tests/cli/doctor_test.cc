@@ -102,9 +102,11 @@ TEST(DoctorCommandTest, ARealClusterIsWell) {
   const std::string model = TempDir() + "/doctor.gguf";
   ASSERT_TRUE(fakes::WriteTinyGguf({}, model).ok());
   BatonProcess up({"up", "--model", model, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--kv-memory-mib", "8",
-                   "--threads", "1", "--json"});
+                   "--threads", "1", "--mode", "disaggregated", "--json"});
   ASSERT_TRUE(up.WaitForOutput("\"ready\"", kPatience)) << up.Stderr();
   const std::string router = Json::parse(up.Stdout(), nullptr, false)["listen"];
+  // This waits until the workers have warmed up, which doctor would remark on.
+  ASSERT_EQ(RunBaton({"complete", "--router", router, "--max-tokens", "2", "x"}).exit_code, 0);
   const Result r = RunBaton({"doctor", "--router", router, "--model", model, "--json"});
   EXPECT_EQ(r.exit_code, 0) << r.out;
   const Json json = Json::parse(r.out, nullptr, false);

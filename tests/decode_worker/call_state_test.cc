@@ -43,6 +43,8 @@ TEST(CallStateTest, EveryPairOfStateAndEvent) {
       {{S::kFetching, E::kAbandon}, {S::kClosing, A::kCancelFetch}},
       {{S::kWaitGo, E::kGo}, {S::kRunning, A::kStart}},
       {{S::kWaitGo, E::kAbandon}, {S::kOver, A::kEnd}},
+      {{S::kReserving, E::kLocal}, {S::kRunning, A::kStartLocal}},
+      {{S::kClosing, E::kLocal}, {S::kClosing, A::kStartLocal}},  // given up before the engine knew of it
       {{S::kRunning, E::kDone}, {S::kOver, A::kEnd}},
       {{S::kRunning, E::kAbandon}, {S::kClosing, A::kCancelEngine}},
   };
@@ -54,6 +56,8 @@ TEST(CallStateTest, EveryPairOfStateAndEvent) {
       const std::string what = std::string(Name(state)) + " + " + std::string(Name(event));
       if (const auto it = expected.find({state, event}); it != expected.end()) {
         EXPECT_EQ(step, it->second) << what;
+      } else if (event == E::kLocal) {
+        EXPECT_EQ(step, (CallStep{state, A::kImpossible})) << what;
       } else if (kAnswers.count(event) > 0 && kOwed.at(state).count(event) == 0) {
         EXPECT_EQ(step, (CallStep{state, A::kImpossible})) << what;
       } else if (state == S::kClosing && kAnswers.count(event) > 0) {

@@ -406,5 +406,58 @@ TEST(DecodeServiceTest, DrainRefusesNewAndFinishesWhatWasPromised) {
   EXPECT_EQ(both.decode.tokens.size(), 7u);
 }
 
+v1::DecodeRequest Local(const v1::PrefillRequest& request) {
+  v1::DecodeRequest local = WorkerPair::Matching(request);
+  local.set_local_prefill(true);
+  local.set_wait_for_go(false);
+  return local;
+}
+
+std::vector<std::vector<int32_t>> IdsOf(const WorkerPair::DecodeCall& call, int n) {
+  std::vector<std::vector<int32_t>> ids(n);
+  for (const v1::SampledToken& token : call.tokens) {
+    EXPECT_EQ(token.token_index(), ids[token.choice_index()].size());
+    ids[token.choice_index()].push_back(token.token_id());
+  }
+  return ids;
+}
+
+TEST(DecodeServiceTest, SameTokensWhenItComputesThePromptItself) {
+  WorkerPair pair;
+  for (int i = 300; i < 330; ++i) {
+    const auto request = RandomRequest(i);
+    WorkerPair::DecodeCall call(&pair, Local(request));
+    ASSERT_TRUE(call.Wait().ok());
+    EXPECT_EQ(IdsOf(call, request.sampling().n()), pair.Oracle(request)) << request.ShortDebugString();
+    EXPECT_TRUE(call.has_done);
+    EXPECT_FALSE(call.has_fetched);
+  }
+  EXPECT_NE(pair.PrefillMetrics().find("baton_tickets_ended_total{how=\"fetched\"} 0"), std::string::npos);
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
+TEST(DecodeServiceTest, CancellingALocalPrefillFreesAll) {
+  WorkerPair pair({.max_batch_tokens = 16});
+  pair.decode_gate()->Close();
+  auto request = MakePrefill("a", 100);
+  request.mutable_sampling()->set_max_tokens(400);
+  request.mutable_sampling()->set_ignore_eos(true);
+  WorkerPair::DecodeCall call(&pair, Local(request));
+  pair.decode_gate()->AwaitArrival();
+  call.Cancel();
+  pair.decode_gate()->Open();
+  EXPECT_EQ(call.Wait().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
+TEST(DecodeServiceTest, ALocalPrefillOfAnEndedChoiceThatIsNotThereIsRefused) {
+  WorkerPair pair;
+  v1::DecodeRequest request = Local(MakePrefill("a", 10));
+  request.add_ended_choices(1);
+  WorkerPair::DecodeCall call(&pair, request);
+  EXPECT_EQ(call.Wait().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
 }  // namespace
 }  // namespace baton::testing

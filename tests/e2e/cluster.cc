@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   std::ofstream(cluster->dir_ + "/key") << "a key of the end-to-end tests, which is 32 bytes or more";
 
   auto router = Process::Start(Concat(Concat({"router/router", absl::StrCat("--model=", options.model),
-                                              "--listen=127.0.0.1:0", "--http=127.0.0.1:0"},
+                                              "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--mode=", options.mode)},
                                              Concat(TlsFlags(options), options.flags)),
                                       options.router_flags));
   if (!router.ok()) return router.status();
@@ -174,7 +174,7 @@ double Cluster::Metric(const std::string& http, const std::string& name) {
   double sum = 0;
   for (size_t at = 0; (at = text.find(absl::StrCat("\n", name), at)) != std::string::npos;) {
     at += 1 + name.size();
-    if (text[at] != '{' && text[at] != ' ') continue;
+    if (text[at] != '{' && text[at] != ' ') continue;  // `name` may have its labels with it
     const size_t end = text.find('\n', at);
     sum += atof(text.substr(text.rfind(' ', end) + 1).c_str());
   }

@@ -25,6 +25,7 @@ struct ClusterOptions {
   std::vector<std::string> router_flags;
   std::vector<std::string> prefill_flags;
   std::vector<std::string> decode_flags;
+  std::string mode = "disaggregated";  // most tests are about the hand-over
   std::string tls_dir = {};  // not empty: mutual TLS everywhere, with certificates from there; the test is the admin
 };
 

@@ -84,14 +84,17 @@ class Oracle {
   std::unique_ptr<engine::LoadedModel> model_;
 };
 
-TEST(ExactnessTest, ClusterEqualsOneProcessTokenForToken) {
+// `requests_by_mode`, if not null, becomes what the router counted: remote, local.
+void ExpectExact(const std::string& mode, int prefill, int decode, int default_requests,
+                 std::pair<int, int>* requests_by_mode) {
   const char* count = getenv("BATON_E2E_REQUESTS");
-  const int num_requests = count != nullptr ? atoi(count) : 60;
+  const int num_requests = count != nullptr ? atoi(count) : default_requests;
   const ModelUnderTest model = ChooseModel();
   const RequestShape shape{.vocab_size = model.vocab_size, .max_prompt_tokens = 300, .max_output_tokens = 24, .max_n = 4};
   std::vector<Generation> got(num_requests);
   {
-    auto cluster = Cluster::Start({.model = model.path, .prefill = 2, .decode = 2, .flags = {"--kv-memory-mib=64"}});
+    auto cluster = Cluster::Start({.model = model.path, .prefill = prefill, .decode = decode,
+                                   .flags = {"--kv-memory-mib=64"}, .mode = mode});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     std::atomic<int> next = 0;
     auto client = [&] {
@@ -104,9 +107,13 @@ TEST(ExactnessTest, ClusterEqualsOneProcessTokenForToken) {
     for (std::thread& thread : clients) thread.join();
     const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
     EXPECT_TRUE(quiet.ok()) << quiet;
+    const auto counted = [&](const char* how) {
+      return static_cast<int>((*cluster)->Metric(
+          (*cluster)->router_http(), absl::StrCat("baton_requests_by_mode_total{mode=\"", how, "\"}")));
+    };
+    *requests_by_mode = {counted("remote"), counted("local")};
   }
   Oracle oracle(model.path);
-  int handed_over = 0;
   for (int i = 0; i < num_requests; ++i) {
     SCOPED_TRACE(absl::StrCat("seed ", kFirstSeed + i));
     ASSERT_TRUE(got[i].status.ok()) << got[i].status.error_message();
@@ -124,9 +131,29 @@ TEST(ExactnessTest, ClusterEqualsOneProcessTokenForToken) {
                          (*want)[c].logprobs.size() * sizeof(float)), 0) << "choice " << c;
       }
     }
-    handed_over += got[i].summary.kv().bytes() > 0;
+    // A hand-over may move nothing: the decode worker had it all. Without one nothing moves.
+    const bool same = got[i].summary.prefill_worker() == got[i].summary.decode_worker();
+    if (same) EXPECT_EQ(got[i].summary.kv().bytes(), 0u);
   }
-  EXPECT_GT(handed_over, num_requests / 2);
+  EXPECT_EQ(requests_by_mode->first + requests_by_mode->second, num_requests);
+}
+
+TEST(ExactnessTest, ClusterEqualsOneProcessTokenForToken) {
+  std::pair<int, int> by_mode;
+  ExpectExact("disaggregated", 2, 2, 60, &by_mode);
+  EXPECT_EQ(by_mode.second, 0);
+}
+
+TEST(ExactnessTest, WorkersOfBothPhasesEqualOneProcess) {
+  std::pair<int, int> by_mode;
+  ExpectExact("aggregated", 0, 2, 30, &by_mode);
+  EXPECT_EQ(by_mode.first, 0);
+}
+
+TEST(ExactnessTest, ARouterThatChoosesEqualsOneProcess) {
+  std::pair<int, int> by_mode;
+  ExpectExact("auto", 1, 1, 30, &by_mode);
+  EXPECT_GT(by_mode.second, 0) << "an idle decode worker computes a prompt of a few tokens itself";
 }
 
 }  // namespace

@@ -323,5 +323,73 @@ TEST(EngineExactnessTest, ChoiceDoesNotDependOnN) {
   }
 }
 
+// A worker that computes prompts goes on where another one died: with the tokens that the client has.
+TEST(EngineExactnessTest, SubmitGoesOnBehindWhatTheClientHas) {
+  std::mt19937_64 rng(77);
+  for (int i = 0; i < 60; ++i) {
+    Request request = RandomRequest(rng, "r", 101, 30, 20, 3);
+    const Answer whole = RunAlone(request);
+    Request again = request;
+    Answer want = whole;
+    bool any_open = false;
+    again.resume.resize(request.sampling.n);
+    for (int c = 0; c < request.sampling.n; ++c) {
+      const std::vector<int32_t>& ids = whole.token_ids.at(c);
+      const size_t had = rng() % (ids.size() + 1);
+      if (had == ids.size()) {
+        again.ended_choices.push_back(c);  // only token 0 comes once more
+        want.token_ids[c].resize(1);
+        if (ids.size() > 1) want.finish.erase(c);
+        continue;
+      }
+      any_open = true;
+      again.resume[c].assign(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(had));
+      if (had > 1) want.token_ids[c].erase(want.token_ids[c].begin() + 1, want.token_ids[c].begin() + static_cast<ptrdiff_t>(had));
+    }
+    if (!any_open) continue;
+    TestEngine engine(Roomy());
+    struct Sink : RequestSink {
+      void OnToken(const SampledToken& token) override {
+        answer.token_ids[token.choice_index].push_back(token.token_id);
+        if (token.finish_reason != FinishReason::kNone) answer.finish[token.choice_index] = token.finish_reason;
+        if (prefilled == 0) {
+          EXPECT_EQ(token.token_index, 0);
+        }
+      }
+      void OnPrefilled(const RequestStats& so_far) override {
+        ++prefilled;
+        EXPECT_GT(so_far.prompt_tokens, 0);
+      }
+      void OnDone(const absl::Status& s, const RequestStats&) override { status = s; }
+      Answer answer;
+      int prefilled = 0;
+      absl::Status status = absl::UnknownError("not done");
+    };
+    auto sink = std::make_shared<Sink>();
+    engine.core->Submit(again, Mode::kComplete, sink, engine.clock.Now());
+    engine.RunDry();
+    EXPECT_TRUE(sink->status.ok()) << sink->status;
+    EXPECT_EQ(sink->prefilled, 1);
+    EXPECT_EQ(sink->answer.token_ids, want.token_ids) << i;
+    EXPECT_EQ(sink->answer.finish, want.finish) << i;
+    engine.ExpectAllFree();
+  }
+}
+
+TEST(EngineExactnessTest, SubmitRefusesToGoOnBehindAnotherFirstToken) {
+  std::mt19937_64 rng(78);
+  Request request = RandomRequest(rng, "r", 101, 30, 20, 1);
+  request.sampling.max_tokens = 8;
+  request.sampling.ignore_eos = true;
+  request.sampling.stop_token_ids.clear();
+  const int32_t first = RunAlone(request).token_ids.at(0)[0];
+  request.resume = {{(first + 1) % 101}};
+  TestEngine engine(Roomy());
+  auto sink = engine.Submit(request);
+  engine.RunDry();
+  EXPECT_EQ(sink->status.code(), absl::StatusCode::kInternal) << sink->status;
+  engine.ExpectAllFree();
+}
+
 }  // namespace
 }  // namespace baton::engine

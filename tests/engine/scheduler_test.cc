@@ -53,6 +53,18 @@ std::map<uint64_t, int> Rows(const Decision& decision) {
 using Ids = std::vector<uint64_t>;
 using RowMap = std::map<uint64_t, int>;
 
+TEST(SchedulerTest, AStepThatDecodesTakesNoMorePromptThanTheMixedLimit) {
+  const SchedulerLimits limits = {.max_batch_tokens = 64, .max_sequences = 8, .block_size = 4, .max_mixed_tokens = 10};
+  const std::vector<ResidentView> both = {Decoding(1, 9, 3), Decoding(2, 9, 3), Prefilling(3, 100, 0, 25)};
+  EXPECT_EQ(Rows(Decide(both, {}, 10, limits)), (std::map<uint64_t, int>{{1, 1}, {2, 1}, {3, 8}}));
+  // A limit below what decodes leaves the prompt one row.
+  SchedulerLimits tight = limits;
+  tight.max_mixed_tokens = 2;
+  EXPECT_EQ(Rows(Decide(both, {}, 10, tight)), (std::map<uint64_t, int>{{1, 1}, {2, 1}, {3, 1}}));
+  EXPECT_EQ(Rows(Decide({both[2]}, {}, 10, limits)), (std::map<uint64_t, int>{{3, 64}})) << "nobody waits for it";
+  EXPECT_EQ(Rows(Decide({both[0]}, {Waiting(4, 40, 10)}, 30, limits)), (std::map<uint64_t, int>{{1, 1}, {4, 9}}));
+}
+
 TEST(SchedulerTest, DecodeRowsComeFirstThenChunksUpToTheBudget) {
   const Decision d = Decide({Prefilling(1, 100, 20, 25), Decoding(2, 9, 3), Decoding(3, 9, 3)}, {}, 50);
   EXPECT_EQ(d.rows[0].id, 2u);

@@ -30,27 +30,28 @@ struct Row {
   Event event;
   const char* next;
 };
-constexpr char kLetters[] = "RPVFHDBX";  // received, placing, reserving, prefilling, handover, decoding, backoff, done
+constexpr char kLetters[] = "RPVFHLDBX";  // received, placing, reserving, prefilling, handover, local, decoding, backoff, done
 constexpr Row kRows[kNumEvents] = {
-    {Event::kAdmitted, "P!!!!!!X"},
-    {Event::kRejected, "X!!!!!!X"},
-    {Event::kPlaced, "!V!!!!!X"},
-    {Event::kUnplaced, "!X!!!!!X"},
-    {Event::kTicket, "!P!FHDBX"},
-    {Event::kPrefillToken, "!P!FHDBX"},
-    {Event::kPrefilled, "!P!HHDBX"},
-    {Event::kPrefillEnded, "!P!BHDBX"},   // without its result: elsewhere
-    {Event::kPrefillFailed, "!P!BBDBX"},  // once the KV is over, prefill does not matter any more
-    {Event::kReserved, "!PFFHDBX"},
-    {Event::kFetched, "!PBFDDBX"},      // before there is a ticket it makes no sense: elsewhere
-    {Event::kDecodeToken, "!PBFBDBX"},  // held while prefill's last words are on their way
-    {Event::kDecodeDone, "!PBFBDBX"},
-    {Event::kDecodeEnded, "!PBFBBBX"},  // although a choice goes on: elsewhere
-    {Event::kDecodeFailed, "!PBBBBBX"},
-    {Event::kBackoffOver, "!PVFHDPX"},
-    {Event::kClientGone, "XXXXXXXX"},
-    {Event::kDeadline, "XXXXXXXX"},
-    {Event::kStop, "XXXXXXXX"},
+    {Event::kAdmitted, "P!!!!!!!X"},
+    {Event::kRejected, "X!!!!!!!X"},
+    {Event::kPlaced, "!V!!!!!!X"},
+    {Event::kUnplaced, "!X!!!!!!X"},
+    {Event::kTicket, "!P!FHLDBX"},
+    {Event::kPrefillToken, "!P!FHLDBX"},
+    {Event::kPrefilled, "!P!HHLDBX"},
+    {Event::kPrefillEnded, "!P!BHLDBX"},   // without its result: elsewhere
+    {Event::kPrefillFailed, "!P!BBLDBX"},  // once the KV is over, prefill does not matter any more
+    {Event::kReserved, "!PFFHBDBX"},
+    {Event::kFetched, "!PBFDBDBX"},      // before there is a ticket it makes no sense: elsewhere
+    {Event::kDecodeToken, "!PBFBLDBX"},  // held while prefill's last words are on their way
+    {Event::kDecodeDone, "!PBFBBDBX"},
+    {Event::kDecodeEnded, "!PBFBBBBX"},  // although a choice goes on: elsewhere
+    {Event::kDecodeFailed, "!PBBBBBBX"},
+    {Event::kLocalPrefilled, "!PBBBDDBX"},
+    {Event::kBackoffOver, "!PVFHLDPX"},
+    {Event::kClientGone, "XXXXXXXXX"},
+    {Event::kDeadline, "XXXXXXXXX"},
+    {Event::kStop, "XXXXXXXXX"},
 };
 
 class PairFixture : public ::testing::Test {
@@ -83,6 +84,12 @@ class PairFixture : public ::testing::Test {
       case State::kHandover:
         Reach(State::kPrefilling);
         return Do(Event::kPrefilled);
+      case State::kLocal: {
+        Reach(State::kPlacing);
+        std::vector<Command> commands;
+        life_.Handle({Event::kPlaced, 0, {}, PlacedPair{{}, {{"d", "i"}, "host:1"}}}, &commands);
+        return Do(Event::kDecodeToken);
+      }
       case State::kDecoding:
         Reach(State::kHandover);
         return Do(Event::kFetched);
@@ -125,12 +132,13 @@ class PairFixture : public ::testing::Test {
       case Event::kPrefillToken:
       case Event::kDecodeToken: {
         v1::SampledToken token;
-        token.set_token_index(event == Event::kDecodeToken ? 1 : 0);
+        token.set_token_index(event == Event::kDecodeToken && life_.state() != State::kLocal ? 1 : 0);
         token.set_token_id(7);
         input.payload = token;
         break;
       }
       case Event::kPrefilled:
+      case Event::kLocalPrefilled:
         input.payload = v1::Prefilled();
         break;
       case Event::kReserved:

@@ -52,7 +52,7 @@ TEST(LifecycleTableTest, AStreamThatEndsIsAlwaysAnswered) {
   for (Event e : {Event::kPrefillEnded, Event::kPrefillFailed}) {
     EXPECT_NE(Lookup(State::kPrefilling, e), Action::kIgnore);
   }
-  for (State s : {State::kReserving, State::kPrefilling, State::kHandover, State::kDecoding}) {
+  for (State s : {State::kReserving, State::kPrefilling, State::kHandover, State::kLocal, State::kDecoding}) {
     for (Event e : {Event::kDecodeEnded, Event::kDecodeFailed}) EXPECT_NE(Lookup(s, e), Action::kIgnore);
   }
   EXPECT_NE(Lookup(State::kHandover, Event::kPrefillFailed), Action::kIgnore);

@@ -684,5 +684,120 @@ TEST_F(LifecycleTest, RandomInputsKeepTheInvariants) {
   EXPECT_GT(decoded, 50);
 }
 
+// The decode worker computes the prompt: one call, tokens from index 0 on.
+class LocalLifecycleTest : public LifecycleTest {
+ protected:
+  std::vector<std::string> PlaceLocally(const std::string& worker = "d0") {
+    return Do({Event::kPlaced, 0, {}, PlacedPair{{}, Ref(worker)}});
+  }
+  Input Token(int choice, int index, int id, bool last = false, const std::string& worker = "d0") {
+    v1::SampledToken token;
+    token.set_choice_index(choice);
+    token.set_token_index(index);
+    token.set_token_id(id);
+    if (last) token.set_finish_reason(v1::FINISH_REASON_LENGTH);
+    return {Event::kDecodeToken, life_->epoch(), Ref(worker), std::move(token)};
+  }
+  Input LocallyPrefilled(const std::string& worker = "d0") {
+    v1::Prefilled prefilled;
+    prefilled.set_cached_tokens(2);
+    return {Event::kLocalPrefilled, life_->epoch(), Ref(worker), std::move(prefilled)};
+  }
+  Input Of(Event event, absl::Status status = absl::OkStatus(), const std::string& worker = "d0") {
+    if (event == Event::kDecodeDone) return {event, life_->epoch(), Ref(worker), v1::DecodeDone()};
+    return {event, life_->epoch(), Ref(worker), std::move(status)};
+  }
+};
+
+TEST_F(LocalLifecycleTest, OneCallGivesTheWholeAnswer) {
+  Do(Admitted(1, 2));
+  EXPECT_THAT(PlaceLocally(), ElementsAre("decode d0 e1"));
+  EXPECT_TRUE(last_decode_.local_prefill());
+  EXPECT_EQ(life_->state(), State::kLocal);
+  EXPECT_THAT(Do(Token(0, 0, 7)), ElementsAre("token 0.0=7<7>"));
+  EXPECT_THAT(Do(LocallyPrefilled()), IsEmpty());
+  EXPECT_EQ(life_->state(), State::kDecoding);
+  Do(Token(0, 1, 8, true));
+  Do(Of(Event::kDecodeDone));
+  EXPECT_THAT(Do(Of(Event::kDecodeEnded)), ElementsAre("summary 2", "finish 0"));
+  EXPECT_EQ(summary_.prefill_worker(), "d0");
+  EXPECT_EQ(summary_.decode_worker(), "d0");
+  EXPECT_EQ(summary_.usage().cached_tokens(), 2u);
+  EXPECT_EQ(summary_.kv().transport(), "none");
+}
+
+TEST_F(LocalLifecycleTest, OneTokenNeedsNoPrefillWorkerEither) {
+  Do(Admitted(1, 1));
+  EXPECT_THAT(PlaceLocally(), ElementsAre("decode d0 e1"));
+  Do(Token(0, 0, 7, true));
+  EXPECT_THAT(Do(LocallyPrefilled()), IsEmpty());
+  Do(Of(Event::kDecodeDone));
+  EXPECT_THAT(Do(Of(Event::kDecodeEnded)), ElementsAre("summary 1", "finish 0"));
+}
+
+TEST_F(LocalLifecycleTest, AfterAFailureItGoesOnBehindWhatTheClientHas) {
+  Do(Admitted(2, 8, {"<9>"}));
+  PlaceLocally();
+  Do(Token(0, 0, 7));
+  Do(Token(1, 0, 9));  // a stop string ends this choice
+  Do(LocallyPrefilled());
+  Do(Token(0, 1, 8));
+  EXPECT_THAT(Do(Of(Event::kDecodeFailed, absl::UnavailableError("broke"))),
+              ElementsAre("cancel prefill", "cancel decode", "wait 0"));
+  Do({Event::kBackoffOver, 2, {}, {}});
+  EXPECT_THAT(PlaceLocally("d1"), ElementsAre("decode d1 e2"));
+  ASSERT_EQ(last_decode_.resume_size(), 2);
+  EXPECT_THAT(last_decode_.resume(0).token_ids(), ElementsAre(7, 8));
+  EXPECT_THAT(last_decode_.ended_choices(), ElementsAre(1));
+  EXPECT_THAT(Do(Token(0, 0, 7, false, "d1")), IsEmpty()) << "the client has it";
+  EXPECT_THAT(Do(Token(1, 0, 9, false, "d1")), IsEmpty());
+  Do(LocallyPrefilled("d1"));
+  EXPECT_THAT(Do(Token(0, 2, 4, false, "d1")), ElementsAre("token 0.2=4<4>"));
+}
+
+TEST_F(LocalLifecycleTest, ItMayGoOnThroughAPrefillWorkerAndBack) {
+  Do(Admitted());
+  PlaceLocally();
+  Do(Token(0, 0, 7));
+  Do(Of(Event::kDecodeFailed, absl::UnavailableError("broke")));
+  Do({Event::kBackoffOver, 2, {}, {}});
+  EXPECT_THAT(Begin("p0", "d1"), ElementsAre("prefill p0 e2"));
+  EXPECT_FALSE(last_decode_.local_prefill());
+}
+
+TEST_F(LocalLifecycleTest, AStopStringThatEndsAllWithTokenZeroEndsTheCall) {
+  Do(Admitted(1, 8, {"<9>"}));
+  PlaceLocally();
+  Do(Token(0, 0, 9));
+  EXPECT_THAT(Do(LocallyPrefilled()), ElementsAre("cancel decode", "summary 1", "finish 0"));
+}
+
+TEST_F(LocalLifecycleTest, AnotherFirstTokenIsAnError) {
+  Do(Admitted());
+  PlaceLocally();
+  Do(Token(0, 0, 7));
+  Do(Of(Event::kDecodeFailed, absl::UnavailableError("broke")));
+  Do({Event::kBackoffOver, 2, {}, {}});
+  PlaceLocally("d1");
+  Do(Token(0, 0, 6, false, "d1"));
+  EXPECT_EQ(finish_.code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(LocalLifecycleTest, AWorkerThatDoesNotKnowTheModeIsNotWaitedFor) {
+  Do(Admitted());
+  PlaceLocally();
+  EXPECT_THAT(Do(Reserved()), ElementsAre("cancel prefill", "cancel decode", "wait 0"));
+}
+
+TEST_F(LocalLifecycleTest, TwoThatDieWithItArePoison) {
+  Do(Admitted());
+  PlaceLocally();
+  Do(Of(Event::kDecodeFailed, absl::UnavailableError("broke")));
+  Do({Event::kBackoffOver, 2, {}, {}});
+  PlaceLocally("d1");
+  Do(Of(Event::kDecodeFailed, absl::UnavailableError("broke"), "d1"));
+  EXPECT_EQ(ReasonOf(finish_), "POISON");
+}
+
 }  // namespace
 }  // namespace baton::router

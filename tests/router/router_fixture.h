@@ -55,6 +55,7 @@ class RouterFixture : public ::testing::Test {
     config_.set_served_model_name("tiny");
     config_.set_listen("127.0.0.1:0");
     config_.set_http("127.0.0.1:0");
+    config_.set_mode("disaggregated");
     config_.set_max_queue(100);
     config_.set_max_queue_tokens(1 << 20);
     config_.set_queue_timeout_ms(20000);

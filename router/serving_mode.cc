@@ -1,0 +1,81 @@
+#include "router/serving_mode.h"
+
+#include <algorithm>
+
+namespace baton::router {
+namespace {
+
+bool Keeps(const ModeForecast& forecast, const LatencyLeft& left) {
+  return absl::Microseconds(forecast.ttft_us) <= left.ttft && absl::Microseconds(forecast.itl_us) <= left.itl;
+}
+
+}  // namespace
+
+ServingMode ServingModeFrom(absl::string_view name) {
+  for (const ServingMode mode : {ServingMode::kDisaggregated, ServingMode::kAggregated}) {
+    if (name == Name(mode)) return mode;
+  }
+  return ServingMode::kAuto;
+}
+
+absl::string_view Name(ServingMode mode) {
+  switch (mode) {
+    case ServingMode::kDisaggregated:
+      return "disaggregated";
+    case ServingMode::kAggregated:
+      return "aggregated";
+    case ServingMode::kAuto:
+      return "auto";
+  }
+  return "auto";
+}
+
+ModeForecast ForecastRemote(std::span<const WorkerSnapshot> workers, const PlacementNeed& need, const Choice& prefill,
+                            const Choice* decode, double transfer_us) {
+  const WorkerSnapshot& w = workers[prefill.worker];
+  const uint64_t tokens = need.prompt_tokens - prefill.chosen().cached_tokens;
+  ModeForecast out;
+  out.worker = w.id;
+  out.ttft_us = prefill.chosen().ttft_us;
+  out.measured = prefill.chosen().measured;
+  out.others_us = PrefillUs(w, 0, prefill.chosen().cached_tokens, tokens) * w.in_flight;
+  if (decode == nullptr) return out;
+  // Chunks move while the next ones are computed.
+  const double chunks = w.max_batch_tokens > 0 ? static_cast<double>(tokens) / w.max_batch_tokens : 1;
+  out.handover_us = std::max(transfer_us, 0.0) / std::max(chunks, 1.0);
+  out.itl_us = StepUs(workers[decode->worker], need.choices, need.prompt_tokens);
+  return out;
+}
+
+ModeForecast ForecastLocal(std::span<const WorkerSnapshot> workers, const PlacementNeed& need, const Choice& local) {
+  const WorkerSnapshot& w = workers[local.worker];
+  const StepCost cost = PrefillCostOf(workers, w);
+  const uint64_t tokens = need.prompt_tokens - local.chosen().cached_tokens;
+  ModeForecast out;
+  out.local = true;
+  out.worker = w.id;
+  out.ttft_us = local.chosen().ttft_us;
+  out.measured = local.chosen().measured;
+  out.itl_us = StepUs(w, need.choices, need.prompt_tokens);
+  if (w.sequences == 0) return out;
+  WorkerSnapshot alone = w;
+  alone.pending_tokens = 0;
+  // The steps that those who decode would have had anyway are no loss.
+  const double mixed = LocalPrefillUs(alone, cost, local.chosen().cached_tokens, tokens);
+  const double step = MixedStepUs(w, cost, tokens);
+  const double plain = StepUs(w, 0, 0);
+  const double lost = step > 0 ? mixed * std::max(0.0, 1 - plain / step) : mixed;
+  out.others_us = lost * w.sequences;
+  out.itl_us = std::max(out.itl_us, step);
+  return out;
+}
+
+bool PreferLocal(const ModeForecast& remote, const ModeForecast& local, const LatencyLeft& left) {
+  // A prefill worker's time is known from the start; that of prompts on decode workers only by trying.
+  if (!local.measured) return false;
+  const bool remote_keeps = Keeps(remote, left), local_keeps = Keeps(local, left);
+  if (remote_keeps != local_keeps) return local_keeps;
+  return local.total_us() <= remote.total_us();
+}
+
+}  // namespace baton::router
