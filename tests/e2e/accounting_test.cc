@@ -13,15 +13,16 @@
 namespace baton::e2e {
 namespace {
 
-TEST(AccountingTest, LedgersBalanceAfterRandomCancels) {
+void ExpectBalanced(const std::string& mode, int prefill, int decode, int default_requests) {
   const char* count = getenv("BATON_E2E_REQUESTS");
-  const int num_requests = count != nullptr ? atoi(count) : 200;
+  const int num_requests = count != nullptr ? atoi(count) : default_requests;
   // A pool so small that requests wait for room, are preempted and evict cached blocks.
   const ModelUnderTest model = ChooseModel();
   auto cluster = Cluster::Start({.model = model.path,
-                                 .prefill = 2,
-                                 .decode = 2,
-                                 .flags = {model.tiny ? "--kv-memory-mib=1" : "--kv-memory-mib=24"}});
+                                 .prefill = prefill,
+                                 .decode = decode,
+                                 .flags = {model.tiny ? "--kv-memory-mib=1" : "--kv-memory-mib=24"},
+                                 .mode = mode});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   std::atomic<int> next = 0, cancelled = 0, completed = 0, other = 0;
   auto client = [&] {
@@ -69,6 +70,10 @@ TEST(AccountingTest, LedgersBalanceAfterRandomCancels) {
   ASSERT_TRUE(status.ok());
   EXPECT_EQ(status->requests_in_flight(), 0u);
 }
+
+TEST(AccountingTest, LedgersBalanceAfterRandomCancels) { ExpectBalanced("disaggregated", 2, 2, 200); }
+TEST(AccountingTest, OfWorkersThatRunBothPhases) { ExpectBalanced("aggregated", 0, 2, 100); }
+TEST(AccountingTest, WhereTheRouterChooses) { ExpectBalanced("auto", 1, 1, 100); }
 
 }  // namespace
 }  // namespace baton::e2e

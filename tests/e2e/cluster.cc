@@ -59,8 +59,11 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   cluster->dir_ = dir;
   std::ofstream(cluster->dir_ + "/key") << "a key of the end-to-end tests, which is 32 bytes or more";
 
+  // With one pool only there is nothing that a worker could warm up with.
+  const bool alone = options.decode == 0 || (options.prefill == 0 && options.mode == "disaggregated");
   auto router = Process::Start(Concat(Concat({"router/router", absl::StrCat("--model=", options.model),
-                                              "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--mode=", options.mode)},
+                                              "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--mode=", options.mode),
+                                              absl::StrCat("--warm-up=", !alone ? "true" : "false")},
                                              Concat(TlsFlags(options), options.flags)),
                                       options.router_flags));
   if (!router.ok()) return router.status();
