@@ -34,11 +34,20 @@ BlockTagger::~BlockTagger() {
   OPENSSL_cleanse(key_.data(), key_.size());
 }
 
-std::string BlockTagger::Tag(uint32_t block_idx, uint64_t generation, std::span<const std::byte> bytes) {
+BlockTagger::Stream BlockTagger::Begin(uint32_t block_idx, uint64_t generation) const {
   unsigned char nonce[12];
   for (int i = 0; i < 4; ++i) nonce[i] = static_cast<unsigned char>(block_idx >> (8 * i));
   for (int i = 0; i < 8; ++i) nonce[4 + i] = static_cast<unsigned char>(generation >> (8 * i));
-  Check(EVP_EncryptInit_ex(context_, nullptr, nullptr, nullptr, nonce));
+  Stream stream(EVP_CIPHER_CTX_new());
+  Check(stream.context_ != nullptr);
+  Check(EVP_CIPHER_CTX_copy(stream.context_, context_));
+  Check(EVP_EncryptInit_ex(stream.context_, nullptr, nullptr, nullptr, nonce));
+  return stream;
+}
+
+BlockTagger::Stream::~Stream() { EVP_CIPHER_CTX_free(context_); }
+
+void BlockTagger::Stream::Add(std::span<const std::byte> bytes) {
   int written = 0;
   constexpr size_t kPiece = size_t{1} << 30;
   for (size_t at = 0; at < bytes.size(); at += kPiece) {
@@ -46,11 +55,21 @@ std::string BlockTagger::Tag(uint32_t block_idx, uint64_t generation, std::span<
     Check(EVP_EncryptUpdate(context_, nullptr, &written, reinterpret_cast<const unsigned char*>(bytes.data() + at),
                             static_cast<int>(size)));
   }
+}
+
+std::string BlockTagger::Stream::Take() {
   std::string tag(kBlockTagBytes, '\0');
   unsigned char none[16];
+  int written = 0;
   Check(EVP_EncryptFinal_ex(context_, none, &written));
   Check(EVP_CIPHER_CTX_ctrl(context_, EVP_CTRL_GCM_GET_TAG, static_cast<int>(tag.size()), tag.data()));
   return tag;
+}
+
+std::string BlockTagger::Tag(uint32_t block_idx, uint64_t generation, std::span<const std::byte> bytes) const {
+  Stream stream = Begin(block_idx, generation);
+  stream.Add(bytes);
+  return stream.Take();
 }
 
 std::string BlockTagger::TagEnd(absl::string_view canonical) const {

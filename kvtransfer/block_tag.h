@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "kvtransfer/ticket.h"
@@ -31,8 +32,23 @@ class BlockTagger {
   BlockTagger(const BlockTagger&) = delete;
   BlockTagger& operator=(const BlockTagger&) = delete;
 
-  // kBlockTagBytes bytes.
-  std::string Tag(uint32_t block_idx, uint64_t generation, std::span<const std::byte> bytes);
+  // One block's tag, from its bytes in order. Movable; does not need the tagger any more.
+  class Stream {
+   public:
+    Stream(Stream&& other) noexcept : context_(std::exchange(other.context_, nullptr)) {}
+    Stream& operator=(Stream&&) = delete;
+    ~Stream();
+    void Add(std::span<const std::byte> bytes);
+    std::string Take();  // kBlockTagBytes bytes; once
+
+   private:
+    friend class BlockTagger;
+    explicit Stream(evp_cipher_ctx_st* context) : context_(context) {}
+    evp_cipher_ctx_st* context_;
+  };
+  Stream Begin(uint32_t block_idx, uint64_t generation) const;
+  // The same in one.
+  std::string Tag(uint32_t block_idx, uint64_t generation, std::span<const std::byte> bytes) const;
   // Of a transfer's last message, of which there can be several contents: HMAC-SHA-256 under the same key, 32 bytes.
   std::string TagEnd(absl::string_view canonical) const;
 

@@ -166,6 +166,9 @@ Claim& Claim::operator=(Claim&& other) noexcept {
     reader_ = std::move(other.reader_);
     tagger_ = std::move(other.tagger_);
     next_block_ = other.next_block_;
+    next_offset_ = other.next_offset_;
+    check_.reset();
+    if (other.check_.has_value()) check_.emplace(*std::move(other.check_));
   }
   return *this;
 }
@@ -205,17 +208,36 @@ bool Claim::HasBlock() const {
   return has;
 }
 
-v1::BlockSeal Claim::MakeSeal() {
+BlockPiece Claim::NextPiece() {
   const absl::Time begin = Clock::Real()->Now();
-  v1::BlockSeal seal;
-  const std::span<const std::byte> data = bytes(next_block_);
-  seal.set_block_idx(static_cast<uint32_t>(next_block_));
-  seal.set_generation(ticket().blocks(static_cast<int>(next_block_)).generation());
-  if (!exporter_->options_.unchecked_for_bench) seal.set_checksum(BlockChecksum(data));
-  if (tagger_ != nullptr) seal.set_tag(tagger_->Tag(seal.block_idx(), seal.generation(), data));
-  ++next_block_;
+  const std::span<const std::byte> block = bytes(next_block_);
+  BlockPiece piece;
+  piece.seal.set_block_idx(static_cast<uint32_t>(next_block_));
+  piece.seal.set_generation(ticket().blocks(static_cast<int>(next_block_)).generation());
+  piece.offset = next_offset_;
+  piece.bytes = block.subspan(next_offset_, std::min(PieceBytes(block.size()), block.size() - next_offset_));
+  if (!check_.has_value()) {
+    check_.emplace(!exporter_->options_.unchecked_for_bench, tagger_.get(), piece.seal.block_idx(),
+                   piece.seal.generation());
+  }
+  check_->Add(piece.bytes);
+  next_offset_ += piece.bytes.size();
+  if (next_offset_ == block.size()) {
+    piece.seal.set_checksum(check_->checksum());
+    piece.seal.set_tag(check_->TakeTag());
+    check_.reset();
+    next_offset_ = 0;
+    ++next_block_;
+  }
   reader_->posting += Clock::Real()->Now() - begin;
-  return seal;
+  return piece;
+}
+
+v1::BlockSeal Claim::MakeSeal() {
+  const size_t block_idx = next_block_;
+  BlockPiece piece;
+  while (next_block_ == block_idx) piece = NextPiece();
+  return std::move(piece.seal);
 }
 
 absl::Status Claim::CheckStillValid() const {

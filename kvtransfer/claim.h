@@ -6,14 +6,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
+#include "kvtransfer/block_check.h"
 #include "kvtransfer/block_tag.h"
 #include "kvtransfer/ticket.h"
 #include "proto/kv.pb.h"
 
 namespace baton::kvtransfer {
+
+// A part of a block on its way.
+struct BlockPiece {
+  v1::BlockSeal seal;  // checksum and tag come with the block's last piece
+  uint64_t offset = 0;
+  std::span<const std::byte> bytes;
+};
 
 class Exporter;
 struct ExportRecord;
@@ -29,8 +38,8 @@ enum class ClaimEnd : uint8_t {
 // The right to read one export's bytes, held by a transport while it sends. Move-only; its end (Finish or destruction)
 // tells the exporter that nothing reads the bytes any more.
 //
-// A sender's loop: send blocks next_block() while HasBlock(), each with MakeSeal(); when Done(), send MakeEnd() and
-// Finish; when neither, wait to be woken. Used by one thread at a time, but for the wake function.
+// A sender's loop: while HasBlock() send NextPiece(), or block next_block() whole with MakeSeal(); when Done(), send
+// MakeEnd() and Finish; when neither, wait to be woken. Used by one thread at a time, but for the wake function.
 class Claim {
  public:
   Claim() = default;
@@ -47,11 +56,13 @@ class Claim {
   // it could meet, never after Finish. It must only tell the transport's thread.
   void SetWake(std::function<void()> wake);
 
-  // A block may be sent now: next_block() is sealed and nobody asked to stop.
+  // A block, or what is left of one, may be sent now: next_block() is sealed and nobody asked to stop.
   bool HasBlock() const;
   size_t next_block() const { return next_block_; }
   std::span<const std::byte> bytes(size_t block_idx) const;
-  // Of next_block(), with checksum and tag made now; moves on to the next one.
+  // Of next_block(), PieceBytes() or what is left of it, checked now; moves on.
+  BlockPiece NextPiece();
+  // The same for all that is left of next_block(): its seal.
   v1::BlockSeal MakeSeal();
   // Everything was handed out and nothing more will come.
   bool Done() const;
@@ -75,6 +86,8 @@ class Claim {
   std::shared_ptr<ExportReader> reader_;
   std::shared_ptr<BlockTagger> tagger_;
   size_t next_block_ = 0;
+  size_t next_offset_ = 0;  // in it
+  std::optional<BlockCheck> check_;  // of it, once begun
 };
 
 }  // namespace baton::kvtransfer

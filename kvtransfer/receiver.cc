@@ -13,8 +13,7 @@ Reception::Reception(const ReceiverOptions* options, absl::string_view transport
     : options_(options), transport_(transport), request_(std::move(request)), started_(absl::Now()) {
   const size_t total = static_cast<size_t>(request_.ticket.blocks_size());
   const size_t asked = total - std::min<size_t>(total, request_.first_block);
-  blocks_.assign(asked, Block::kMissing);
-  seals_.resize(asked);
+  blocks_.resize(asked);
 }
 
 absl::Status Reception::Check() const {
@@ -56,44 +55,90 @@ v1::FetchOpen Reception::Open(uint32_t retry) const {
   return open;
 }
 
-absl::StatusOr<std::span<std::byte>> Reception::Place(const v1::BlockSeal& seal, size_t length) {
+uint64_t Reception::all_pieces() const {
+  const size_t count = (options_->layout.block_bytes() + piece_bytes() - 1) / piece_bytes();
+  return ~uint64_t{0} >> (kMaxPieces - count);
+}
+
+absl::StatusOr<Reception::Block*> Reception::Find(const v1::BlockSeal& seal) {
   const uint64_t total = static_cast<uint64_t>(request_.ticket.blocks_size());
   if (seal.block_idx() >= total || seal.block_idx() < request_.first_block) {
     return absl::DataLossError(absl::StrCat("block ", seal.block_idx(), " arrived, but [", request_.first_block, ", ",
                                             total, ") was asked for"));
-  }
-  if (length != options_->layout.block_bytes()) {
-    return absl::DataLossError(absl::StrCat("block ", seal.block_idx(), " arrived with ", length, " bytes instead of ",
-                                            options_->layout.block_bytes()));
   }
   const v1::BlockSlot& slot = request_.ticket.blocks(static_cast<int>(seal.block_idx()));
   if (seal.generation() != slot.generation()) {
     return absl::AbortedError(absl::StrCat("block ", seal.block_idx(), " is of generation ", seal.generation(),
                                            ", the ticket names ", slot.generation(), "; prefill again"));
   }
-  const size_t i = seal.block_idx() - request_.first_block;
-  if (blocks_[i] != Block::kMissing) return std::span<std::byte>();
-  blocks_[i] = Block::kArriving;
-  seals_[i] = seal;
-  return request_.destination.bytes(i);
+  return &blocks_[seal.block_idx() - request_.first_block];
+}
+
+absl::StatusOr<std::span<std::byte>> Reception::Place(const v1::BlockSeal& seal, size_t length) {
+  absl::StatusOr<Block*> block = Find(seal);
+  if (!block.ok()) return block.status();
+  if (length != options_->layout.block_bytes()) {
+    return absl::DataLossError(absl::StrCat("block ", seal.block_idx(), " arrived with ", length, " bytes instead of ",
+                                            options_->layout.block_bytes()));
+  }
+  if ((*block)->placed != 0) return std::span<std::byte>();
+  (*block)->placed = all_pieces();
+  (*block)->seal = seal;
+  return request_.destination.bytes(seal.block_idx() - request_.first_block);
+}
+
+absl::StatusOr<std::span<std::byte>> Reception::PlacePiece(const v1::BlockSeal& seal, uint64_t offset, size_t length) {
+  absl::StatusOr<Block*> block = Find(seal);
+  if (!block.ok()) return block.status();
+  const size_t total = options_->layout.block_bytes();
+  const size_t piece = piece_bytes();
+  if (offset >= total || offset % piece != 0 || length != std::min<uint64_t>(piece, total - offset)) {
+    return absl::DataLossError(absl::StrCat("block ", seal.block_idx(), " of ", total, " bytes arrived with ", length,
+                                            " bytes at ", offset, "; pieces have ", piece));
+  }
+  const uint64_t bit = uint64_t{1} << (offset / piece);
+  if (((*block)->placed & bit) != 0) return std::span<std::byte>();
+  (*block)->placed |= bit;
+  if (offset + length == total) (*block)->seal = seal;
+  return request_.destination.bytes(seal.block_idx() - request_.first_block).subspan(offset, length);
 }
 
 absl::Status Reception::Arrived(size_t block_idx) {
-  const size_t i = block_idx - request_.first_block;
-  const std::span<const std::byte> bytes = request_.destination.bytes(i);
-  const v1::BlockSeal& seal = seals_[i];
-  if (!options_->unchecked_for_bench && BlockChecksum(bytes) != seal.checksum()) {
+  blocks_[block_idx - request_.first_block].landed = all_pieces();
+  return CheckLanded(block_idx);
+}
+
+absl::Status Reception::PieceArrived(size_t block_idx, uint64_t offset) {
+  blocks_[block_idx - request_.first_block].landed |= uint64_t{1} << (offset / piece_bytes());
+  return CheckLanded(block_idx);
+}
+
+absl::Status Reception::CheckLanded(size_t block_idx) {
+  Block& block = blocks_[block_idx - request_.first_block];
+  const std::span<const std::byte> bytes = request_.destination.bytes(block_idx - request_.first_block);
+  const size_t piece = piece_bytes();
+  if (!block.check.has_value()) {
+    if (request_.ticket.block_tags() && tagger_ == nullptr) {
+      tagger_ = std::make_unique<BlockTagger>(options_->key, request_.ticket);
+    }
+    block.check.emplace(!options_->unchecked_for_bench, tagger_.get(), static_cast<uint32_t>(block_idx),
+                        request_.ticket.blocks(static_cast<int>(block_idx)).generation());
+  }
+  for (; block.checked * piece < bytes.size() && (block.landed >> block.checked & 1) != 0; ++block.checked) {
+    const size_t offset = block.checked * piece;
+    block.check->Add(bytes.subspan(offset, std::min(piece, bytes.size() - offset)));
+  }
+  if (block.checked * piece < bytes.size()) return absl::OkStatus();
+  if (!options_->unchecked_for_bench && block.check->checksum() != block.seal.checksum()) {
     return absl::DataLossError(
         absl::StrCat("block ", block_idx, " arrived with a wrong checksum; its bytes are discarded, prefill again"));
   }
-  if (request_.ticket.block_tags()) {
-    if (tagger_ == nullptr) tagger_ = std::make_unique<BlockTagger>(options_->key, request_.ticket);
-    if (!TagsEqual(tagger_->Tag(seal.block_idx(), seal.generation(), bytes), seal.tag())) {
-      return absl::PermissionDeniedError(
-          absl::StrCat("block ", block_idx, " arrived with a wrong tag: it was altered on the way; prefill again"));
-    }
+  if (request_.ticket.block_tags() && !TagsEqual(block.check->TakeTag(), block.seal.tag())) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("block ", block_idx, " arrived with a wrong tag: it was altered on the way; prefill again"));
   }
-  blocks_[i] = Block::kVerified;
+  block.check.reset();
+  block.verified = true;
   ++num_verified_;
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "kvcache/block_pool.h"
+#include "kvtransfer/block_check.h"
 #include "kvtransfer/block_tag.h"
 #include "kvtransfer/transport.h"
 
@@ -37,6 +38,9 @@ class Reception {
   absl::StatusOr<std::span<std::byte>> Place(const v1::BlockSeal& seal, size_t length);
   // After its last byte: DATA_LOSS for a wrong checksum, PERMISSION_DENIED for a wrong tag.
   absl::Status Arrived(size_t block_idx);
+  // The same for one piece (PieceBytes) of a block, in any order; the seal's checksum and tag count in the last one.
+  absl::StatusOr<std::span<std::byte>> PlacePiece(const v1::BlockSeal& seal, uint64_t offset, size_t length);
+  absl::Status PieceArrived(size_t block_idx, uint64_t offset);
   // The sender's last message: its error, or OK when it says that all is valid. DATA_LOSS, PERMISSION_DENIED: the message
   // itself is not.
   absl::Status TakeEnd(const v1::TransferEnd& end);
@@ -46,8 +50,20 @@ class Reception {
   FetchResult Result(std::string detail) const;
 
  private:
-  enum class Block : uint8_t { kMissing, kArriving, kVerified };
+  struct Block {
+    uint64_t placed = 0, landed = 0;  // bit for each piece
+    size_t checked = 0;               // pieces, from the first
+    bool verified = false;
+    v1::BlockSeal seal;               // of the last piece
+    std::optional<BlockCheck> check;  // once begun
+  };
   size_t num_asked() const { return blocks_.size(); }
+  size_t piece_bytes() const { return PieceBytes(options_->layout.block_bytes()); }
+  uint64_t all_pieces() const;
+  // Of the block that `seal` names, as Place.
+  absl::StatusOr<Block*> Find(const v1::BlockSeal& seal);
+  // Looks at the pieces that have landed in order.
+  absl::Status CheckLanded(size_t block_idx);
 
   const ReceiverOptions* options_;
   absl::string_view transport_;
@@ -55,7 +71,6 @@ class Reception {
   absl::Time started_;
   std::unique_ptr<BlockTagger> tagger_;  // null: no tags
   std::vector<Block> blocks_;            // [ticket block - first_block]
-  std::vector<v1::BlockSeal> seals_;     // of those that arrive or did
   size_t num_verified_ = 0;
   std::optional<v1::TransferEnd> end_;
 };

@@ -49,7 +49,7 @@ void UcxClientImpl::Begin(Job job) {
   Connect(&jobs_.emplace(id, std::move(job)).first->second);
 }
 
-void UcxClientImpl::BlockArrived(FetchId id, size_t block_idx, ucs_status_t status) {
+void UcxClientImpl::PieceArrived(FetchId id, size_t block_idx, uint64_t offset, ucs_status_t status) {
   auto it = jobs_.find(id);
   if (it == jobs_.end()) return;
   Job& job = it->second;
@@ -65,7 +65,7 @@ void UcxClientImpl::BlockArrived(FetchId id, size_t block_idx, ucs_status_t stat
     Conn* conn = FindConn(job.conn);
     return conn != nullptr && !conn->closing ? LoseConn(conn, why) : Fail(id, why);
   }
-  if (absl::Status s = job.reception.Arrived(block_idx); !s.ok()) {
+  if (absl::Status s = job.reception.PieceArrived(block_idx, offset); !s.ok()) {
     Fail(id, s);
     return;
   }

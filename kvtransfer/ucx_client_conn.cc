@@ -194,7 +194,7 @@ ucs_status_t UcxClientImpl::OnBlockMessage(void* arg, const void* header, size_t
 }
 
 ucs_status_t UcxClientImpl::TakeBlock(Job* job, const BlockHeader& block, void* data, size_t size, bool rendezvous) {
-  const absl::StatusOr<std::span<std::byte>> place = job->reception.Place(block.seal, size);
+  const absl::StatusOr<std::span<std::byte>> place = job->reception.PlacePiece(block.seal, block.offset, size);
   if (!place.ok()) {
     Defer([this, id = job->id, s = place.status()] { Fail(id, s); });
     return UCS_OK;
@@ -205,7 +205,8 @@ ucs_status_t UcxClientImpl::TakeBlock(Job* job, const BlockHeader& block, void* 
     return UCS_OK;
   }
   ++job->arriving;
-  auto* op = new ReceiveOp{this, job->id, block.seal.block_idx()};
+  piece_came_ = true;
+  auto* op = new ReceiveOp{this, job->id, block.seal.block_idx(), block.offset};
   receives_.insert(op);
   if (!rendezvous) {
     std::memcpy(to.data(), data, size);
@@ -229,7 +230,7 @@ void UcxClientImpl::OnReceived(void* request, ucs_status_t status, size_t size, 
   auto* op = static_cast<ReceiveOp*>(user_data);
   UcxClientImpl* self = op->client;
   self->receives_.erase(op);
-  self->Defer([self, id = op->job, i = op->block_idx, status] { self->BlockArrived(id, i, status); });
+  self->Defer([self, done = *op, status] { self->PieceArrived(done.job, done.block_idx, done.offset, status); });
   delete op;
   if (request != nullptr) ucp_request_free(request);
 }

@@ -74,10 +74,12 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
     UcxClientImpl* client;
     FetchId job;
     size_t block_idx;
+    uint64_t offset;
   };
 
   absl::Status OnStart() override;
   absl::Time OnTick(absl::Time now) override;
+  bool Busy() override { return std::exchange(piece_came_, false) || !receives_.empty(); }
   void OnStop() override;
   bool Quiesced() override { return conns_.empty() && jobs_.empty(); }
   void OnStopped() override;
@@ -103,7 +105,7 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
   // The job that the peer speaks of, which is thereby heard of; null, and counted as ignored: none.
   Job* FindJob(std::optional<TransferId> id, const ucp_am_recv_param_t* param);
   ucs_status_t TakeBlock(Job* job, const BlockHeader& block, void* data, size_t size, bool rendezvous);
-  void BlockArrived(FetchId id, size_t block_idx, ucs_status_t status);
+  void PieceArrived(FetchId id, size_t block_idx, uint64_t offset, ucs_status_t status);
   void EndArrived(FetchId id, const std::string& bytes);
   void MaybeSucceed(FetchId id);
   void Fail(FetchId id, const absl::Status& why);
@@ -125,6 +127,7 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
   Jobs jobs_;
   std::map<TransferId, FetchId> by_transfer_;  // jobs that are not over
   std::set<ReceiveOp*> receives_;
+  bool piece_came_ = false;  // since Busy() was asked
   mutable Mutex counters_mu_;
   UcxClientCounters counters_ ABSL_GUARDED_BY(counters_mu_);
 };

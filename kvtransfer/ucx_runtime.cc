@@ -26,6 +26,8 @@ namespace {
 
 // How long StopLoop waits for connections to close before it destroys the worker under them.
 constexpr absl::Duration kStopTimeout = absl::Seconds(5);
+// A piece of a block takes some 20 to 100 us between processes of one host.
+constexpr absl::Duration kPollFor = absl::Microseconds(100);
 
 std::string LoopbackDevice() {
   std::string name = "lo";
@@ -102,10 +104,12 @@ absl::Status UcxLoop::Init(bool network_trusted, const std::string& transports) 
   // Shared memory and CMA say that they notice a dead peer, and may be used with error handling PEER, only when told to:
   // UCX asks that memory be revocable before it lets a peer read it. Ours is not revoked, and need not be: a read that
   // comes too late is caught by the block's checksum, and with get_zcopy nobody ever writes into another process.
+  // RX_SEG_SIZE is TCP's, and the same at both ends (it bounds what one message holds): a piece of a block and its header
+  // fit, so that it arrives as one message instead of being put together from parts.
   const std::pair<const char*, const char*> settings[] = {
       {"TLS", tls.c_str()}, {"NET_DEVICES", devices.c_str()}, {"SOCKADDR_TLS_PRIORITY", "tcp"},
       {"KEEPALIVE_INTERVAL", "5s"},  {"RNDV_SCHEME", "get_zcopy"},     {"PUT_ENABLE", "n"},
-      {"MM_ERROR_HANDLING", "y"},    {"MEMORY_INVALIDATE", "y"},
+      {"MM_ERROR_HANDLING", "y"},    {"MEMORY_INVALIDATE", "y"},       {"RX_SEG_SIZE", "512k"},
   };
   for (const auto& [name, value] : settings) {
     s = ucp_config_modify(config, name, value);
@@ -145,6 +149,7 @@ void UcxLoop::StopLoop() {
   {
     MutexLock lock(&mu_);
     stopping_ = true;
+    posted_.store(true, std::memory_order_relaxed);
   }
   MutexLock lock(&join_mu_);
   if (!thread_.joinable()) return;
@@ -158,6 +163,7 @@ bool UcxLoop::Post(Task&& task) {
     MutexLock lock(&mu_);
     if (!accepting_) return false;
     inbox_.push_back(std::move(task));
+    posted_.store(true, std::memory_order_relaxed);
   }
   const uint64_t one = 1;
   [[maybe_unused]] ssize_t n = write(wake_fd_, &one, sizeof(one));
@@ -199,6 +205,7 @@ void UcxLoop::ThreadMain(bool network_trusted, const std::string& transports) {
     if (stopping && deferred_.empty() && Quiesced() && closes_.empty() && closed_.empty()) break;
     if (now >= stop_by) break;
     if (stopping) next = std::min(next, now + absl::Milliseconds(5));
+    if (deferred_.empty() && closed_.empty() && Busy()) Poll();
     if (deferred_.empty() && closed_.empty()) Wait(next);
   }
   Destroy();
@@ -210,12 +217,24 @@ void UcxLoop::RunTasks() {
   {
     MutexLock lock(&mu_);
     tasks.swap(inbox_);
+    posted_.store(false, std::memory_order_relaxed);
   }
   for (Task& task : tasks) task();
   // A task may defer more; those wait for the next round so that UCX makes progress in between.
   tasks.clear();
   tasks.swap(deferred_);
   for (Task& task : tasks) task();
+}
+
+void UcxLoop::Poll() {
+  static const bool alone = sysconf(_SC_NPROCESSORS_ONLN) < 2;
+  if (alone) return;  // the peer may need this processor
+  const absl::Time until = absl::Now() + kPollFor;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (ucp_worker_progress(worker_) != 0 || posted_.load(std::memory_order_relaxed)) return;
+    }
+  } while (absl::Now() < until);
 }
 
 void UcxLoop::Wait(absl::Time until) {

@@ -4,6 +4,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <set>
@@ -53,6 +54,9 @@ class UcxLoop {
   virtual absl::Status OnStart() = 0;
   // Timers; returns when it wants to be called next at the latest.
   virtual absl::Time OnTick(absl::Time now) = 0;
+  // Something is expected from a peer within microseconds: the loop then polls for a moment before it sleeps, for waking
+  // it costs both sides a system call, and a virtual machine much more.
+  virtual bool Busy() = 0;
   virtual void OnStop() = 0;
   virtual bool Quiesced() = 0;
   // After the worker is destroyed: no byte moves any more.
@@ -85,6 +89,7 @@ class UcxLoop {
   void ThreadMain(bool network_trusted, const std::string& transports);
   absl::Status Init(bool network_trusted, const std::string& transports);
   void RunTasks();
+  void Poll();
   void Wait(absl::Time until);
   void Destroy();
   static void OnSent(void* request, ucs_status_t status, void* user_data);
@@ -98,6 +103,7 @@ class UcxLoop {
   bool accepting_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status start_status_ ABSL_GUARDED_BY(mu_);
   std::deque<Task> inbox_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> posted_{false};  // since RunTasks
   Mutex join_mu_;
   int wake_fd_ = -1;
 

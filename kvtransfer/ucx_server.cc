@@ -1,5 +1,6 @@
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -14,7 +15,7 @@
 namespace baton::kvtransfer {
 namespace {
 
-// Blocks of one transfer that may be under way at once: enough to keep the receiver busy, few enough that a stop takes
+// Pieces of one transfer that may be under way at once: enough to keep the receiver busy, few enough that a stop takes
 // effect soon.
 constexpr int kWindow = 8;
 constexpr absl::Duration kTick = absl::Milliseconds(20);
@@ -52,6 +53,9 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
     bool authenticated = false;
     bool refused = false;  // hears no more; cut at cut_at
     bool closing = false;
+    // By TCP alone nobody reads the other's memory, and asking first only costs a round trip a piece; the stream's own
+    // flow control bounds what is under way.
+    bool eager = false;
     absl::Time cut_at;  // of the handshake, or after a refusal
   };
   struct Transfer {
@@ -68,6 +72,9 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
 
   absl::Status OnStart() override;
   absl::Time OnTick(absl::Time now) override;
+  bool Busy() override {
+    return std::any_of(transfers_.begin(), transfers_.end(), [](const auto& t) { return t.second.in_flight > 0; });
+  }
   void OnStop() override;
   bool Quiesced() override { return conns_.empty(); }
   void OnStopped() override { transfers_.clear(); }  // ends every claim
@@ -326,6 +333,7 @@ void UcxServerImpl::HandleFetch(ConnId conn_id, bool well_formed, const std::str
     RefuseConn(conn, id, claim.status());
     return;
   }
+  if (!conn->authenticated) conn->eager = DescribeEndpoint(conn->ep) == "tcp";
   conn->authenticated = true;
   if (!claim.ok()) {
     Count(&UcxServerCounters::refused);
@@ -380,11 +388,11 @@ void UcxServerImpl::Pump(TransferKey key) {
   Conn* conn = FindConn(key.first);
   while (conn != nullptr && !t.stopping && t.in_flight < kWindow && t.claim.HasBlock()) {
     const size_t i = t.claim.next_block();
-    const std::span<const std::byte> bytes = t.claim.bytes(i);
-    std::string header = EncodeBlock({key.second, t.claim.MakeSeal()});
-    if (options_.before_block_for_test) options_.before_block_for_test(key.second, i);
+    const BlockPiece piece = t.claim.NextPiece();
+    if (options_.before_block_for_test && t.claim.next_block() != i) options_.before_block_for_test(key.second, i);
     ++t.in_flight;
-    Send(conn->ep, static_cast<unsigned>(UcxMessage::kBlock), std::move(header), "", bytes.data(), bytes.size(), 0,
+    Send(conn->ep, static_cast<unsigned>(UcxMessage::kBlock), EncodeBlock({key.second, piece.offset, piece.seal}), "",
+         piece.bytes.data(), piece.bytes.size(), conn->eager ? UCP_AM_SEND_FLAG_EAGER : 0,
           [this, key](ucs_status_t status) { BlockSent(key, status); });
   }
   if (!t.stopping && t.claim.stop_requested()) Stop(&t, absl::Now());

@@ -8,7 +8,7 @@ namespace baton::kvtransfer {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4f5442;  // "BTON"
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 
 class Writer {
  public:
@@ -79,6 +79,7 @@ std::string EncodeBlock(const BlockHeader& block) {
   return Writer(UcxMessage::kBlock)
       .Put(block.id)
       .Put(block.seal.block_idx(), 4)
+      .Put(block.offset, 8)
       .Put(block.seal.generation(), 8)
       .Put(block.seal.checksum(), 8)
       .PutTag(block.seal.tag())
@@ -117,6 +118,7 @@ std::optional<BlockHeader> DecodeBlock(const void* header, size_t size) {
   BlockHeader block;
   block.id = r.GetId();
   block.seal.set_block_idx(static_cast<uint32_t>(r.Get(4)));
+  block.offset = r.Get(8);
   block.seal.set_generation(r.Get(8));
   block.seal.set_checksum(r.Get(8));
   block.seal.set_tag(r.GetTag());

@@ -2,7 +2,8 @@
 //
 //   kFetch  client to server  prefix                                                 payload: serialized FetchOpen
 //   kStop   client to server  prefix, transfer id                                    nothing
-//   kBlock  server to client  prefix, transfer id, index, generation, checksum, tag  payload: the block's bytes
+//   kBlock  server to client  prefix, transfer id, index, offset, generation, checksum, tag
+//                                                                                    payload: a piece of the block
 //   kEnd    server to client  prefix, transfer id                                    payload: serialized TransferEnd
 //   kBeat   both ways         prefix, transfer id                                    nothing
 //
@@ -23,7 +24,8 @@ enum class UcxMessage : uint16_t { kFetch = 1, kStop = 2, kBlock = 3, kEnd = 4, 
 
 struct BlockHeader {
   TransferId id;
-  v1::BlockSeal seal;  // without a tag it travels as zeros
+  uint64_t offset = 0;  // of the piece in the block
+  v1::BlockSeal seal;   // as BlockPiece's; without a tag it travels as zeros
 };
 
 std::string EncodeFetch();

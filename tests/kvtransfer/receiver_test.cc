@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <optional>
+#include <vector>
 
 #include "kvtransfer/transfer_end.h"
 #include "tests/kvtransfer/testing.h"
@@ -126,6 +128,113 @@ TEST_P(ReceptionTest, WrongHeadersAreRefusedBeforeAnyByte) {
   EXPECT_TRUE(absl::IsAborted(reception.Place(bad, size).status()));
   ASSERT_TRUE(reception.Place(seal, size).ok());
   EXPECT_TRUE(reception.Place(seal, size)->empty()) << "sent twice";
+}
+
+// Blocks of two pieces and a bit.
+kernels::KvLayout WideLayout() {
+  return {.dtype = kernels::DType::kF16, .block_size = 16, .num_layers = 21, .num_kv_heads = 4, .head_dim = 100};
+}
+
+class PieceTest : public ::testing::TestWithParam<bool> {
+ protected:
+  PieceTest() {
+    v1::Endpoint endpoint;
+    endpoint.set_worker_name("p0");
+    endpoint.set_incarnation(exporter_.options().incarnation);
+    endpoint.set_transport("loopback");
+    exporter_.AddEndpoint(endpoint);
+    ticket_ = *exporter_.ExportSealed({.request_id = "r", .num_tokens = 32, .lease = absl::Seconds(30)},
+                                      testing::FilledLease(pool_.get(), 2, 5));
+    Renew();
+    claim_ = *exporter_.ClaimTicket(reception_->Open());
+    while (claim_.HasBlock()) pieces_.push_back(claim_.NextPiece());
+  }
+  ~PieceTest() override {
+    claim_.Finish(ClaimEnd::kStopped);
+    reception_.reset();
+    exporter_.ReleaseAll();
+    testing::ExpectAllFree(*pool_);
+  }
+  void Renew() {
+    reception_.reset();
+    reception_.emplace(&receiver_, "loopback",
+                       FetchRequest{.ticket = ticket_, .destination = *pool_->AllocateLease(2), .deadline = testing::Soon()});
+  }
+  absl::Status Place(const BlockPiece& piece, int alter_at = -1) {
+    auto place = reception_->PlacePiece(piece.seal, piece.offset, piece.bytes.size());
+    if (!place.ok()) return place.status();
+    std::memcpy(place->data(), piece.bytes.data(), piece.bytes.size());
+    if (alter_at >= 0) (*place)[static_cast<size_t>(alter_at)] ^= std::byte{1};
+    return absl::OkStatus();
+  }
+  absl::Status Arrived(const BlockPiece& piece) {
+    return reception_->PieceArrived(piece.seal.block_idx(), piece.offset);
+  }
+
+  std::shared_ptr<kvcache::BlockPool> pool_ = MakePool(WideLayout(), 8);
+  Exporter exporter_{{.worker_name = "p0",
+                      .incarnation = RandomIncarnation(),
+                      .key = TestKey(),
+                      .layout = WideLayout(),
+                      .fingerprint = testing::Fingerprint(),
+                      .block_tags = GetParam()}};
+  ReceiverOptions receiver_{.key = TestKey(), .layout = WideLayout(), .fingerprint = testing::Fingerprint()};
+  v1::Ticket ticket_;
+  std::optional<Reception> reception_;
+  Claim claim_;
+  std::vector<BlockPiece> pieces_;
+};
+
+INSTANTIATE_TEST_SUITE_P(PlainAndTagged, PieceTest, ::testing::Bool());
+
+TEST_P(PieceTest, ArriveInAnyOrderAndCountOnceAllAreThere) {
+  ASSERT_EQ(pieces_.size(), 6u);
+  EXPECT_EQ(pieces_[0].seal.checksum(), 0u) << "comes with the last piece";
+  EXPECT_EQ(pieces_[2].seal.checksum(), BlockChecksum(claim_.bytes(0)));
+  ASSERT_TRUE(reception_->TakeEnd(claim_.MakeEnd()).ok());
+  for (size_t i : {2, 5, 0, 4, 3, 1}) ASSERT_TRUE(Place(pieces_[i]).ok()) << i;
+  for (size_t i : {3, 2, 4, 1, 5, 0}) {
+    EXPECT_FALSE(reception_->complete());
+    EXPECT_TRUE(Arrived(pieces_[i]).ok()) << i;
+  }
+  EXPECT_TRUE(reception_->complete());
+  EXPECT_TRUE(testing::HoldsFill(reception_->destination(), 2, 5));
+}
+
+TEST_P(PieceTest, OneAlteredByteInAnyPieceIsFound) {
+  for (size_t altered = 0; altered < 3; ++altered) {
+    Renew();
+    for (size_t i = 0; i < 3; ++i) {
+      ASSERT_TRUE(Place(pieces_[i], i == altered ? 10'000 : -1).ok());
+      EXPECT_EQ(Arrived(pieces_[i]).ok(), i < 2) << altered << " " << i;
+    }
+  }
+}
+
+TEST_P(PieceTest, WrongPiecesAreRefusedBeforeAnyByte) {
+  const BlockPiece& p = pieces_[1];
+  const auto place = [&](uint64_t offset, size_t length) {
+    return reception_->PlacePiece(p.seal, offset, length).status();
+  };
+  const size_t piece = p.bytes.size(), total = WideLayout().block_bytes();
+  EXPECT_TRUE(absl::IsDataLoss(place(piece + 1, piece)));
+  EXPECT_TRUE(absl::IsDataLoss(place(piece, piece - 1)));
+  EXPECT_TRUE(absl::IsDataLoss(place(piece, piece + 1)));
+  EXPECT_TRUE(absl::IsDataLoss(place(0, total)));
+  EXPECT_TRUE(absl::IsDataLoss(place(2 * piece, piece))) << "past the block's end";
+  EXPECT_TRUE(absl::IsDataLoss(place(3 * piece, piece)));
+  EXPECT_TRUE(absl::IsDataLoss(place(~uint64_t{0} / piece * piece, piece)));
+  v1::BlockSeal stale = p.seal;
+  stale.set_generation(stale.generation() + 1);
+  EXPECT_TRUE(absl::IsAborted(reception_->PlacePiece(stale, piece, piece).status()));
+  ASSERT_TRUE(Place(p).ok());
+  EXPECT_TRUE(reception_->PlacePiece(p.seal, piece, piece)->empty()) << "sent twice";
+}
+
+TEST(PieceBytesTest, NoBlockHasMoreThanSixtyFourPieces) {
+  for (size_t block : {size_t{1}, size_t{512} << 10, (size_t{32} << 20) + 1, size_t{1} << 30, (size_t{3} << 40) + 7}) {
+    EXPECT_LE((block + PieceBytes(block) - 1) / PieceBytes(block), kMaxPieces) << block;
+  }
 }
 
 TEST_P(ReceptionTest, EndsThatWereAlteredOrComeEarlyAreRefused) {

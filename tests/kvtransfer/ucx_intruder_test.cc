@@ -216,7 +216,7 @@ TEST_F(UcxIntruderTest, MessagesOfUnknownKindsCloseTheConnection) {
   for (unsigned id : {0u, 3u, 4u, 5u, 77u, 4095u, 65535u}) {
     for (size_t size : {size_t{7}, size_t{100'000}, size_t{400'000}}) {
       intruder_.Connect(address_);
-      intruder_.Send(id, EncodeBlock({TransferId::Of(ticket_), {}}), std::string(size, 'x'));
+      intruder_.Send(id, EncodeBlock({TransferId::Of(ticket_), 0, {}}), std::string(size, 'x'));
       EXPECT_TRUE(intruder_.WaitClosed()) << id << " " << size;
       ++sent;
     }

@@ -79,6 +79,43 @@ TEST_F(UcxTest, TenMegabytesArriveByteEqual) {
   }
 }
 
+// Blocks of four pieces, more of them than the sender keeps under way, by shared memory and by TCP.
+TEST(UcxPiecesTest, BigBlocksArriveByteEqual) {
+  const kernels::KvLayout layout{
+      .dtype = kernels::DType::kF16, .block_size = 16, .num_layers = 28, .num_kv_heads = 8, .head_dim = 128};
+  for (const char* transports : {"", "tcp"}) {
+    for (const bool tags : {false, true}) {
+      auto from = MakePool(layout, 8), to = MakePool(layout, 8);
+      Exporter exporter({.worker_name = "p0",
+                         .incarnation = RandomIncarnation(),
+                         .key = testing::TestKey(),
+                         .layout = layout,
+                         .fingerprint = testing::Fingerprint(),
+                         .block_tags = tags});
+      UcxOptions options;
+      options.only_transports = transports;
+      auto server = UcxServer::Start(&exporter, options);
+      ASSERT_TRUE(server.ok()) << server.status();
+      auto client = UcxClient::Start({.key = testing::TestKey(), .layout = layout, .fingerprint = testing::Fingerprint()},
+                                     options);
+      ASSERT_TRUE(client.ok()) << client.status();
+      const v1::Ticket ticket = *exporter.ExportSealed(
+          {.request_id = "r", .num_tokens = 128, .lease = absl::Seconds(30)}, testing::FilledLease(from.get(), 8, 3));
+      Outcome outcome;
+      (*client)->Fetch({.ticket = ticket, .destination = *to->AllocateLease(8), .deadline = Soon()}, outcome.Callback());
+      const auto stats = outcome.Wait();
+      ASSERT_TRUE(stats.ok()) << transports << tags << stats.status();
+      EXPECT_EQ(stats->bytes, 8 * layout.block_bytes());
+      EXPECT_TRUE(testing::HoldsFill(outcome.destination(), 8, 3)) << transports << tags;
+      (*client)->Shutdown();
+      (*server)->Shutdown();
+      outcome.destination().Reset();
+      ExpectAllFree(*from);
+      ExpectAllFree(*to);
+    }
+  }
+}
+
 TEST_F(UcxTest, SecondFetchOfATicketIsAborted) {
   const v1::Ticket ticket = peer_->Export("r1", 1, 2, 7);
   Outcome first;

@@ -19,10 +19,11 @@ v1::BlockSeal Seal(uint32_t block_idx, uint64_t generation, uint64_t checksum, c
 }
 
 TEST(UcxWireTest, RoundTrips) {
-  std::string m = EncodeBlock({kId, Seal(7, 1ull << 40, 0xdeadbeefcafef00d, "0123456789abcdef")});
+  std::string m = EncodeBlock({kId, 3ull << 33, Seal(7, 1ull << 40, 0xdeadbeefcafef00d, "0123456789abcdef")});
   auto block = DecodeBlock(m.data(), m.size());
   ASSERT_TRUE(block.has_value());
   EXPECT_EQ(block->id, kId);
+  EXPECT_EQ(block->offset, 3ull << 33);
   EXPECT_EQ(block->seal.block_idx(), 7u);
   EXPECT_EQ(block->seal.generation(), 1ull << 40);
   EXPECT_EQ(block->seal.checksum(), 0xdeadbeefcafef00d);
@@ -38,7 +39,7 @@ TEST(UcxWireTest, RoundTrips) {
 }
 
 TEST(UcxWireTest, EveryTruncationAndExtensionIsRefused) {
-  for (const std::string& full : {EncodeFetch(), EncodeStop(kId), EncodeBlock({kId, Seal(1, 2, 3, "")}),
+  for (const std::string& full : {EncodeFetch(), EncodeStop(kId), EncodeBlock({kId, 0, Seal(1, 2, 3, "")}),
                                   EncodeEnd(kId), EncodeBeat(kId)}) {
     for (size_t size = 0; size <= full.size() + 8; ++size) {
       std::string m = full;
