@@ -78,7 +78,7 @@ System StartLlama(const Flags& flags) {
   if (!process.ok()) Die(process.status());
   system.llama = *std::move(process);
   system.target = LlamaTarget(port, flags.vocab);
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 1200; ++i) {  // a busy machine loads for a while
     Job job;
     job.prompt_tokens = 16;
     job.output_tokens = 4;
