@@ -14,17 +14,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/mutex.h"
+#include "tests/chaos/compare.h"
 #include "tests/e2e/cluster.h"
 #include "tests/e2e/random_requests.h"
 #include "tests/fakes/tiny_gguf.h"
 
 namespace baton::e2e {
 namespace {
-
-int FromEnvironment(const char* name, int otherwise) {
-  const char* value = getenv(name);
-  return value != nullptr ? atoi(value) : otherwise;
-}
 
 v1::GenerateRequest LongRequest(uint64_t seed, int vocab_size) {
   v1::GenerateRequest request = RandomRequest(seed, {.vocab_size = vocab_size, .max_prompt_tokens = 200, .max_n = 3});
@@ -35,25 +31,6 @@ v1::GenerateRequest LongRequest(uint64_t seed, int vocab_size) {
   params->set_ignore_eos(seed % 4 != 0);
   if (seed % 3 == 0) params->add_stop({static_cast<char>('a' + seed % 26), static_cast<char>('a' + seed % 7)});
   return request;
-}
-
-std::string Difference(const Generation& got, const Generation& want) {
-  if (!got.status.ok()) return absl::StrCat("status ", got.status.error_code(), ": ", got.status.error_message());
-  if (!got.violation.empty()) return got.violation;
-  for (size_t c = 0; c < want.choices.size(); ++c) {
-    const auto& g = got.choices[c];
-    const auto& w = want.choices[c];
-    const auto at = std::mismatch(g.token_ids.begin(), g.token_ids.end(), w.token_ids.begin(), w.token_ids.end());
-    if (at.first != g.token_ids.end() || at.second != w.token_ids.end()) {
-      return absl::StrCat("choice ", c, " differs at index ", at.first - g.token_ids.begin(), " of ",
-                          g.token_ids.size(), " (want ", w.token_ids.size(), ")");
-    }
-    if (g.text != w.text) return absl::StrCat("choice ", c, " has other text");
-    if (g.finished.SerializeAsString() != w.finished.SerializeAsString()) {
-      return absl::StrCat("choice ", c, " finished otherwise: ", g.finished.ShortDebugString());
-    }
-  }
-  return "";
 }
 
 // Clients that send the requests over and over and compare.

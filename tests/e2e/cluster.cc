@@ -185,7 +185,8 @@ double Cluster::Metric(const std::string& http, const std::string& name) {
 }
 
 Generation Cluster::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
-                             const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event) {
+                             const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event,
+                             const std::function<void()>& at_end) {
   Generation result;
   const int n = request.sampling().has_n() ? request.sampling().n() : 1;
   result.choices.resize(n > 0 && n <= 1024 ? n : 1);
@@ -225,6 +226,7 @@ Generation Cluster::Generate(const v1::GenerateRequest& request, absl::Duration 
     if (event.has_summary()) result.summary = event.summary();
   }
   result.status = stream->Finish();
+  if (at_end) at_end();
   if (result.status.ok() && result.violation.empty()) {
     for (size_t i = 0; i < finished.size(); ++i) {
       if (!finished[i]) result.violation = absl::StrCat("choice ", i, " never finished");

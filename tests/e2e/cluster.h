@@ -76,9 +76,10 @@ class Cluster {
   // The sum over all labels of a metric at an HTTP address; 0 when there is none.
   double Metric(const std::string& http, const std::string& name);
 
-  // `on_event` may cancel the context.
+  // `on_event` may cancel the context, which lives until `at_end` has returned.
   Generation Generate(const v1::GenerateRequest& request, absl::Duration timeout = absl::Seconds(60),
-                      const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event = {});
+                      const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event = {},
+                      const std::function<void()>& at_end = {});
 
   absl::StatusOr<v1::ClusterStatus> Status();
   absl::StatusOr<v1::WorkerStatus> WorkerStatusOf(WorkerProcess& worker);

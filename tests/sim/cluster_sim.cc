@@ -16,6 +16,7 @@ namespace {
 
 constexpr absl::Duration kFaultTime = absl::Milliseconds(1200);  // faults begin within it
 constexpr absl::Duration kLongestFault = absl::Seconds(4);
+constexpr absl::Duration kWholeWithin = absl::Seconds(30);  // all workers are members again; a drain may take its requests' time
 constexpr absl::Duration kPatience = absl::Seconds(20);  // a request's usual deadline
 constexpr absl::Duration kQuietWithin = absl::Seconds(25);
 
@@ -47,7 +48,9 @@ class Schedule {
   void DrainWorker(Place* place);
   void RestartRouter();
   void CutLink(bool break_it);
+  void Forge();
   bool AllEnded() const;
+  bool Whole() const;
   std::string Held();
   void Judge(Outcome* outcome);
 
@@ -56,7 +59,7 @@ class Schedule {
   SimWorker* FindById(const router::WorkerId& id);
 
   const Options options_;
-  World world_;
+  mutable World world_;
   Network network_;
   std::vector<std::unique_ptr<SimRouter>> routers_;  // the last one lives
   std::vector<std::unique_ptr<SimWorker>> workers_;  // all that ever were
@@ -64,9 +67,11 @@ class Schedule {
   std::vector<std::shared_ptr<Asked>> asked_;
   std::multimap<uint64_t, int> faults_by_message_;
   std::map<std::string, int> faults_;
+  absl::Time faults_over_;
   int64_t num_blocks_ = 0;
   int max_batch_tokens_ = 0;
   bool block_tags_ = false;
+  bool same_address_ = false;  // a worker that is started again listens where it did before
 };
 
 void Schedule::StartRouter() {
@@ -84,11 +89,9 @@ void Schedule::StartWorker(Place* place) {
       &world_, place->name, absl::StrCat(absl::Hex(which + 1, absl::kZeroPad16), absl::Hex(place->lives++, absl::kZeroPad16)));
   workers_.push_back(std::make_unique<SimWorker>(
       &network_, process, place->role, num_blocks_, max_batch_tokens_, block_tags_,
-      [this](const std::string& incarnation) -> SimTransport* {
-        for (const auto& worker : workers_) {
-          if (worker->process()->incarnation() == incarnation && worker->process()->alive()) return worker->transport();
-        }
-        return nullptr;
+      [this](const v1::Endpoint& endpoint) -> SimTransport* {
+        SimWorker* there = FindById({endpoint.worker_name(), endpoint.incarnation()});
+        return there->process()->alive() ? there->transport() : nullptr;
       },
       [this] { return routers_.back()->membership(); }));
   workers_.back()->transport()->frees_while_landing = options_.frees_while_landing;
@@ -96,7 +99,11 @@ void Schedule::StartWorker(Place* place) {
   place->now->Join();
 }
 
+// Who answers at that worker's address: it, or, where ports are fixed, whoever was started in its place.
 SimWorker* Schedule::FindById(const router::WorkerId& id) {
+  for (const Place& place : places_) {
+    if (same_address_ && place.name == id.name && place.now != nullptr) return place.now;
+  }
   for (const auto& worker : workers_) {
     if (worker->process()->name() == id.name && worker->process()->incarnation() == id.incarnation) return worker.get();
   }
@@ -108,6 +115,7 @@ void Schedule::Build() {
   const int batches[] = {4, 16, 64};
   max_batch_tokens_ = batches[world_.Below(3)];
   block_tags_ = world_.Chance(4);
+  same_address_ = world_.Chance(2);
   const size_t prefill = 1 + world_.Below(2), decode = 1 + world_.Below(3);
   for (size_t i = 0; i < prefill; ++i) places_.push_back({absl::StrCat("p", i), router::Role::kPrefill});
   for (size_t i = 0; i < decode; ++i) places_.push_back({absl::StrCat("d", i), router::Role::kDecode});
@@ -140,7 +148,9 @@ void Schedule::Ask(bool must_succeed) {
     if (!asked->ended) asked->driver = std::move(driver);
   });
   if (must_succeed || !world_.Chance(4)) return;
-  world_.After(world_.Between(absl::ZeroDuration(), absl::Milliseconds(200)), [this, asked, router] {
+  // Half of them in the first moments, where a request passes most of its states.
+  const absl::Duration within = absl::Milliseconds(world_.Chance(2) ? 12 : 200);
+  world_.After(world_.Between(absl::ZeroDuration(), within), [this, asked, router] {
     if (asked->ended) return;
     asked->cancelled = true;
     ++faults_["cancel"];
@@ -155,7 +165,8 @@ void Schedule::PlanFaults() {
   const uint64_t number = world_.Chance(6) ? 0 : 1 + world_.Below(4);
   for (uint64_t i = 0; i < number; ++i) {
     if (world_.Chance(2)) {
-      world_.After(world_.Between(absl::ZeroDuration(), kFaultTime), [this] { Inject(); });
+      const absl::Duration within = world_.Chance(2) ? absl::Milliseconds(200) : kFaultTime;
+      world_.After(world_.Between(absl::ZeroDuration(), within), [this] { Inject(); });
     } else {
       faults_by_message_.emplace(world_.Below(600), 0);
     }
@@ -170,7 +181,7 @@ void Schedule::PlanFaults() {
 void Schedule::Inject() {
   Place* place = Someone();
   SimWorker* worker = place->now;
-  switch (world_.Below(12)) {
+  switch (world_.Below(13)) {
     case 0:
     case 1:
     case 2:
@@ -194,6 +205,8 @@ void Schedule::Inject() {
       return Freeze(routers_.back()->process());
     case 11:
       return RestartRouter();
+    case 12:
+      return Forge();
   }
 }
 
@@ -212,7 +225,9 @@ void Schedule::Kill(Place* place) {
   SimWorker* victim = std::exchange(place->now, nullptr);
   victim->TearDown();
   network_.Died(victim->process(), Processes());
-  world_.After(world_.Between(absl::Milliseconds(5), absl::Milliseconds(1500)), [this, place] { StartWorker(place); });
+  const absl::Duration away = world_.Between(absl::Milliseconds(5), absl::Milliseconds(1500));
+  faults_over_ = std::max(faults_over_, world_.now() + away);
+  world_.After(away, [this, place] { StartWorker(place); });
 }
 
 void Schedule::Freeze(const ProcessPtr& process) {
@@ -222,7 +237,9 @@ void Schedule::Freeze(const ProcessPtr& process) {
   // Below and beyond the lease, the heartbeats' timeout and the transport's patience.
   const absl::Duration times[] = {absl::Milliseconds(20), absl::Milliseconds(400), absl::Milliseconds(1500),
                                   absl::Milliseconds(3500)};
-  world_.After(world_.Between(absl::Milliseconds(1), times[world_.Below(4)]), [this, process] {
+  const absl::Duration time = world_.Between(absl::Milliseconds(1), times[world_.Below(4)]);
+  faults_over_ = std::max(faults_over_, world_.now() + time);
+  world_.After(time, [this, process] {
     world_.Note(absl::StrCat("thaw ", process->name()));
     process->Thaw();
   });
@@ -238,7 +255,34 @@ void Schedule::CutLink(bool break_it) {
     return network_.Break(a, b);
   }
   ++faults_["clog"];
-  network_.Clog(a, b, world_.Between(absl::Milliseconds(10), absl::Milliseconds(2500)));
+  const absl::Duration time = world_.Between(absl::Milliseconds(10), absl::Milliseconds(2500));
+  faults_over_ = std::max(faults_over_, world_.now() + time);
+  network_.Clog(a, b, time);
+}
+
+// Somebody presents tickets that were seen on the way: as they were, or altered.
+void Schedule::Forge() {
+  ++faults_["forge"];
+  for (const auto& thief : workers_) {
+    for (v1::Ticket ticket : thief->transport()->seen()) {
+      SimWorker* victim = FindById({ticket.endpoint().worker_name(), ticket.endpoint().incarnation()});
+      if (!victim->process()->alive() || victim->process()->frozen()) continue;
+      const bool old_life = victim->process()->incarnation() != ticket.endpoint().incarnation();
+      const uint64_t kind = world_.Below(5);
+      if (kind == 0) ticket.set_request_id("another");
+      if (kind == 1) ticket.set_epoch(ticket.epoch() + 1);
+      if (kind == 2) ticket.mutable_blocks(0)->set_block_id(ticket.blocks(0).block_id() ^ 1);
+      if (kind == 3) ticket.mutable_mac()->back() ^= 1;
+      if (kind == 4 && !old_life) continue;  // as it was, and perhaps still good
+      v1::FetchOpen open;
+      *open.mutable_ticket() = ticket;
+      open.set_consumer("thief");
+      open.set_attempt(1);
+      if (victim->exporter()->ClaimTicket(open).ok()) {
+        world_.Violation(absl::StrCat("a forged ticket was taken (", kind, "), or one of a former life ", old_life));
+      }
+    }
+  }
 }
 
 void Schedule::DrainWorker(Place* place) {
@@ -278,6 +322,13 @@ bool Schedule::AllEnded() const {
   return std::all_of(asked_.begin(), asked_.end(), [](const auto& a) { return a->ended || !a->with_router; });
 }
 
+// Every worker lives and is a member that takes requests.
+bool Schedule::Whole() const {
+  return world_.now() >= faults_over_ && std::all_of(places_.begin(), places_.end(), [this](const Place& place) {
+           return place.now != nullptr && routers_.back()->Has({place.name, place.now->process()->incarnation()});
+         });
+}
+
 std::string Schedule::Held() {
   std::string held = routers_.back()->Held();
   for (const Place& place : places_) {
@@ -294,11 +345,16 @@ std::string Schedule::Held() {
 Outcome Schedule::Run() {
   Build();
   // Workers are there before requests come, mostly.
-  world_.RunUntil(world_.now() + absl::Milliseconds(world_.Chance(8) ? 0 : 100));
+  if (world_.Chance(8)) {
+    ++faults_["early"];
+  } else {
+    world_.RunUntil(world_.now() + absl::Milliseconds(100));
+  }
   PlanFaults();
   const uint64_t requests = 3 + world_.Below(8);
+  const absl::Duration arrivals = absl::Milliseconds(world_.Chance(2) ? 150 : 800);
   for (uint64_t i = 0; i < requests; ++i) {
-    world_.After(world_.Between(absl::ZeroDuration(), absl::Milliseconds(800)), [this] { Ask(false); });
+    world_.After(world_.Between(absl::ZeroDuration(), arrivals), [this] { Ask(false); });
   }
   world_.RunUntil(world_.now() + kFaultTime);
   const absl::Time hung = world_.now() + kPatience + kLongestFault;
@@ -307,8 +363,9 @@ Outcome Schedule::Run() {
   // No fault begins any more; what was begun ends.
   network_.on_message = nullptr;
   faults_by_message_.clear();
-  world_.RunUntil(world_.now() + (faults_.empty() ? absl::ZeroDuration() : kLongestFault));
-  network_.Heal();
+  const absl::Time broken = world_.now() + kWholeWithin;
+  while (!Whole() && world_.now() < broken) world_.RunUntil(world_.now() + absl::Milliseconds(50));
+  if (!Whole()) world_.Violation("a worker is not a member again");
   for (int i = 0; i < 2; ++i) Ask(true);
   const absl::Time late = world_.now() + kPatience + absl::Seconds(1);
   while (!AllEnded() && world_.now() < late) world_.RunUntil(world_.now() + absl::Milliseconds(50));

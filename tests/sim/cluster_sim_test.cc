@@ -48,10 +48,10 @@ TEST_P(ClusterSimTest, NoScheduleBreaksAnInvariant) {
   printf("\nends:");
   for (const auto& [code, number] : ends) printf(" %s %d", code.c_str(), number);
   printf("\n");
-  if (schedules < 100 || HasFailure()) return;
+  if (schedules < 200 || HasFailure()) return;
   // The faults hit something, and most requests came through all the same.
-  for (const char* kind : {"kill", "freeze", "break", "clog", "damage", "drain", "router", "cancel"}) {
-    EXPECT_GT(faults[kind], static_cast<int>(schedules / 25)) << kind;
+  for (const char* kind : {"kill", "freeze", "break", "clog", "damage", "drain", "router", "cancel", "forge"}) {
+    EXPECT_GT(faults[kind], static_cast<int>(schedules / 50)) << kind;
   }
   EXPECT_GT(moves, static_cast<int>(schedules / 4));
   EXPECT_GT(ends["OK"], static_cast<int>(schedules) * 5);

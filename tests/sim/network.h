@@ -77,9 +77,6 @@ class Network {
       if (peer != dead) world_->After(after, [this, dead, peer] { Break(dead, peer); });
     }
   }
-  void Heal() {
-    for (auto& [key, link] : links_) link.clogged_until = absl::InfinitePast();
-  }
 
  private:
   struct Link {

@@ -102,6 +102,13 @@ SimWorker::Router SimRouter::membership() {
   return {process_, &view_, [this] { placement_.Changed(); }};
 }
 
+bool SimRouter::Has(const router::WorkerId& id) const {
+  for (const router::WorkerSnapshot& w : view_.Snapshot()) {
+    if (w.id == id) return w.state == router::WorkerState::kReady && !w.suspect;
+  }
+  return false;
+}
+
 bool SimRouter::IsCurrent(const Source& source) const {
   const auto it = newest_epoch_.find(source.request_id);
   return it != newest_epoch_.end() && it->second == source.epoch && gone_.count(source.worker) == 0;

@@ -45,6 +45,8 @@ class SimRouter final : public router::WorkerLink, public router::Timers {
   std::shared_ptr<router::RequestDriver> Submit(router::AdmittedRequest request, absl::Time deadline,
                                                 std::unique_ptr<router::ClientStream> client);
   SimWorker::Router membership();
+  // Whether that worker is a member that takes requests.
+  bool Has(const router::WorkerId& id) const;
   // What it still has of requests that are over; empty: nothing.
   std::string Held();
   // Lets go of everything, whoever still wants it.

@@ -69,6 +69,8 @@ void SimTransport::Shutdown() {
 
 FetchId SimTransport::Fetch(kvtransfer::FetchRequest request, kvtransfer::FetchCallback done) {
   const FetchId id = ++last_id_;
+  seen_.push_back(request.ticket);
+  if (seen_.size() > 8) seen_.pop_front();
   auto job = std::make_shared<Job>(
       Job{kvtransfer::Reception(&receiver_, kName, std::move(request)), std::move(done), nullptr});
   job->begun = process_->world()->now();
@@ -94,7 +96,7 @@ void SimTransport::Begin(FetchId id) {
   if (it == jobs_.end()) return;
   const JobPtr job = it->second;
   if (absl::Status s = job->reception.Check(); !s.ok()) return End(id, s);
-  SimTransport* server = find_(job->reception.endpoint().incarnation());
+  SimTransport* server = find_(job->reception.endpoint());
   if (server == nullptr) {
     return process_->After(absl::Milliseconds(process_->world()->Below(20)),
                            [this, id] { End(id, absl::UnavailableError("connection refused")); });

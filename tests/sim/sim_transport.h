@@ -6,6 +6,7 @@
 #ifndef BATON_TESTS_SIM_SIM_TRANSPORT_H_
 #define BATON_TESTS_SIM_SIM_TRANSPORT_H_
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,8 +25,8 @@ namespace baton::sim {
 class SimTransport final : public kvtransfer::TransportClient {
  public:
   static constexpr char kName[] = "sim";
-  // Finds the transport of a worker's incarnation; null: no such process, or it is dead.
-  using Find = std::function<SimTransport*(const std::string& incarnation)>;
+  // Finds what answers at an endpoint's address; null: nothing.
+  using Find = std::function<SimTransport*(const v1::Endpoint& endpoint)>;
 
   SimTransport(Network* network, ProcessPtr process, kvtransfer::Exporter* exporter,
                kvtransfer::ReceiverOptions receiver, Find find);
@@ -41,6 +42,8 @@ class SimTransport final : public kvtransfer::TransportClient {
   // The next so many blocks that arrive here come damaged.
   void Damage(int blocks) { to_damage_ += blocks; }
   uint64_t damaged() const { return damaged_; }
+  // Tickets that it was given to fetch, the latest few.
+  const std::deque<v1::Ticket>& seen() const { return seen_; }
 
   // Where simulations of a broken transport put their fault in (cluster_sim.h, Sabotage).
   bool frees_while_landing = false;
@@ -86,6 +89,7 @@ class SimTransport final : public kvtransfer::TransportClient {
   kvtransfer::FetchId last_id_ = 0;
   std::map<kvtransfer::FetchId, JobPtr> jobs_;
   std::vector<std::weak_ptr<Transfer>> serving_;
+  std::deque<v1::Ticket> seen_;
   int to_damage_ = 0;
   uint64_t damaged_ = 0;
 };

@@ -54,6 +54,7 @@ class SimWorker {
   const ProcessPtr& process() const { return process_; }
   router::Role role() const { return role_; }
   SimTransport* transport() { return transport_.get(); }
+  kvtransfer::Exporter* exporter() { return exporter_.get(); }
   prefill_worker::PrefillService* prefill() { return prefill_.get(); }
   decode_worker::DecodeService* decode() { return decode_.get(); }
   // Calls that the router has here.
