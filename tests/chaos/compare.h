@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "tests/e2e/cluster.h"
 
 namespace baton::e2e {
@@ -51,23 +52,26 @@ inline std::string Difference(const Generation& got, const Generation& want) {
   return "";
 }
 
-// Every process answers, holds nothing, and its gauges say so.
+inline void ExpectZero(Cluster* cluster, const std::string& http, const char* gauge) {
+  const absl::Time until = absl::Now() + absl::Seconds(20);
+  while (cluster->Metric(http, gauge) != 0 && absl::Now() < until) absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(cluster->Metric(http, gauge), 0) << gauge;
+}
+
+// Every process answers, holds nothing, and its gauges say so: soon, for links between workers are measured now and then,
+// by tickets too, and the router may hear a little later of a client that went away.
 inline void ExpectNothingHeld(Cluster* cluster) {
   const absl::Status quiet = cluster->WaitQuiet(absl::Seconds(40));
   EXPECT_TRUE(quiet.ok()) << quiet;
   for (auto& worker : cluster->workers()) {
+    SCOPED_TRACE(worker->name);
     for (const char* gauge : {"baton_tickets", "baton_tickets_being_fetched", "baton_kv_fetches_in_flight",
                               "baton_decode_impossible_events_total"}) {
-      EXPECT_EQ(cluster->Metric(worker->http, gauge), 0) << worker->name << " " << gauge;
+      ExpectZero(cluster, worker->http, gauge);
     }
   }
   for (const char* gauge : {"baton_requests_in_flight", "baton_router_queued_requests", "baton_router_queued_tokens"}) {
-    // The router may hear of a client that went away a little later.
-    const absl::Time until = absl::Now() + absl::Seconds(20);
-    while (cluster->Metric(cluster->router_http(), gauge) != 0 && absl::Now() < until) {
-      absl::SleepFor(absl::Milliseconds(20));
-    }
-    EXPECT_EQ(cluster->Metric(cluster->router_http(), gauge), 0) << gauge;
+    ExpectZero(cluster, cluster->router_http(), gauge);
   }
 }
 
