@@ -123,7 +123,8 @@ void SimClient::OnToken(const v1::TokenEvent& token) {
 }
 
 void SimClient::Finish(absl::Status status) {
-  world_->Note(absl::StrCat(asked_->id, " ends ", status.ToString()));
+  // Not its payloads: their order depends on addresses.
+  world_->Note(absl::StrCat(asked_->id, " ends ", static_cast<int>(status.code()), " ", status.message()));
   if (asked_->ended) return Complain("it ended twice");
   asked_->ended = true;
   asked_->status = status;
