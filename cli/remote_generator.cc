@@ -1,6 +1,8 @@
 #include "cli/remote_generator.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/membership/router_directory.h"
 #include "common/rpc/channel.h"
 #include "common/status.h"
 
@@ -15,11 +17,17 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const v1::Config& con
   absl::StatusOr<rpc::Security> security =
       rpc::Security::FromConfig(config, {rpc::PeerRole::kAdmin, rpc::PeerRole::kClient});
   if (!security.ok()) return security.status();
-  if (absl::Status s = security->CheckAddress(what, address); !s.ok()) return s;
+  absl::StatusOr<std::vector<std::string>> addresses = membership::ParseAddresses(what, address);
+  if (!addresses.ok()) return addresses.status();
+  for (const std::string& one : *addresses) {
+    if (absl::Status s = security->CheckAddress(what, one); !s.ok()) return s;
+  }
   rpc::ChannelOptions options;
   options.security = *std::move(security);
   options.peer = peer;
-  return rpc::CreateChannel(address, options);
+  // Of several the first that answers; gRPC takes a list of IPv4 addresses.
+  return rpc::CreateChannel(addresses->size() == 1 ? address : absl::StrCat("ipv4:", absl::StrJoin(*addresses, ",")),
+                            options);
 }
 
 }  // namespace

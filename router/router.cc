@@ -83,6 +83,7 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, 
   std::unique_ptr<Router> router(new Router(config, *std::move(security), *std::move(text), metrics, clock));
   if (absl::Status status = router->OpenHttp(); !status.ok()) return status;
   if (absl::Status status = router->OpenGrpc(); !status.ok()) return status;
+  if (absl::Status status = router->JoinRouters(); !status.ok()) return status;
   router->collect_hook_ = metrics->OnCollect([r = router.get()] { r->CollectGauges(); });
   router->ticker_ = std::thread([r = router.get()] { r->Tick(); });
   return router;
@@ -121,6 +122,19 @@ absl::Status Router::OpenGrpc() {
     server_ = *std::move(server);
   }
   UpdateHealth();  // workers may have registered already
+  return absl::OkStatus();
+}
+
+absl::Status Router::JoinRouters() {
+  if (config_.membership() == "embedded") return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<membership::Announcement>> announcement =
+      membership::Announce(config_, config_.has_advertise() ? config_.advertise() : address());
+  if (!announcement.ok()) return announcement.status();
+  announcement_ = *std::move(announcement);
+  absl::StatusOr<std::unique_ptr<membership::RouterDirectory>> directory = membership::OpenRouterDirectory(
+      config_, [this](const std::vector<std::string>& routers) { placement_.SetRouters(static_cast<int>(routers.size())); });
+  if (!directory.ok()) return directory.status();
+  directory_ = *std::move(directory);
   return absl::OkStatus();
 }
 
@@ -196,6 +210,7 @@ void Router::CollectGauges() {
 
 absl::Status Router::Drain() {
   draining_ = true;
+  announcement_.reset();  // nobody new comes; those that know this router stay until it is gone
   UpdateHealth();
   intake_.Drain();
   http_->Drain();
@@ -207,6 +222,8 @@ absl::Status Router::Drain() {
 
 Router::~Router() {
   draining_ = true;
+  announcement_.reset();
+  directory_.reset();
   intake_.Drain();
   collect_hook_.reset();
   {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/membership/router_directory.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "common/rpc/http_server.h"
@@ -51,6 +52,8 @@ class Router {
 
   absl::Status OpenHttp();
   absl::Status OpenGrpc();
+  // Makes this router known where workers look for routers, and learns of the others.
+  absl::Status JoinRouters();
   void Tick();  // on ticker_
   void UpdateHealth();
   void OnWorkerGone(const WorkerId& id, const std::string& why);
@@ -75,6 +78,8 @@ class Router {
   InferenceService inference_;
   ClusterService cluster_;
   std::shared_ptr<void> collect_hook_;
+  std::unique_ptr<membership::Announcement> announcement_;
+  std::unique_ptr<membership::RouterDirectory> directory_;
   std::atomic<bool> draining_{false};
   http::OpenAiDoor openai_;
   std::unique_ptr<rpc::HttpServer> http_;

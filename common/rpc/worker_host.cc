@@ -79,7 +79,13 @@ absl::Status WorkerHost::LoadSecurity() {
   if (!security.ok()) return security.status();
   security_ = *std::move(security);
   if (absl::Status s = security_.CheckAddress("the gRPC address", config_.listen()); !s.ok()) return s;
-  return config_.has_router() ? security_.CheckAddress("the router's address", config_.router()) : absl::OkStatus();
+  if (!config_.has_router() || config_.membership() != "embedded") return absl::OkStatus();
+  absl::StatusOr<std::vector<std::string>> routers = membership::ParseAddresses("router", config_.router());
+  if (!routers.ok()) return routers.status();
+  for (const std::string& router : *routers) {
+    if (absl::Status s = security_.CheckAddress("the router's address", router); !s.ok()) return s;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status WorkerHost::StartHttp() {
@@ -101,13 +107,15 @@ void WorkerHost::ReportLoading(absl::string_view phase, double fraction) {
   EmitLoading(phase, fraction);
 }
 
-void WorkerHost::OnRegistration(const absl::Status& status) {
+void WorkerHost::OnRegistration(const std::string& router, const absl::Status& status, int others) {
   if (status.ok()) {
-    LogInfo("registered", {{"router", config_.router()}});
-    EmitEvent("registered", "router", config_.router());
+    LogInfo("registered", {{"router", router}});
+    EmitEvent("registered", "router", router);
   } else if (status.code() == absl::StatusCode::kFailedPrecondition) {
-    LogError("the router refuses this worker", {{"router", config_.router()}, {"reason", status.message()}});
+    LogError("a router refuses this worker", {{"router", router}, {"reason", status.message()}});
     EmitEvent("refused", "reason", status.message());
+    // One that serves something else does not end a worker that others use.
+    if (others > 0) return;
     {
       MutexLock lock(&mu_);
       refused_ = status;
@@ -115,8 +123,26 @@ void WorkerHost::OnRegistration(const absl::Status& status) {
     signals_->RequestDrain();
   } else {
     LogWarn("the router cannot be reached; trying again",
-            {{"router", config_.router()}, {"code", RuleFor(status.code()).name}, {"error", status.message()}});
+            {{"router", router}, {"code", RuleFor(status.code()).name}, {"error", status.message()}});
   }
+}
+
+absl::Status WorkerHost::StartRegistrations(v1::WorkerInfo info) {
+  membership::RegistrationsOptions options;
+  options.heartbeat.worker = std::move(info);
+  options.heartbeat.period = absl::Milliseconds(config_.heartbeat_ms());
+  options.heartbeat.security = security_;
+  options.heartbeat.load = hooks_.load;
+  options.heartbeat.prefixes = hooks_.prefixes;
+  options.heartbeat.on_answer = hooks_.on_heartbeat;
+  options.on_change = [this](const std::string& router, const absl::Status& status, int others) {
+    OnRegistration(router, status, others);
+  };
+  absl::StatusOr<std::unique_ptr<membership::Registrations>> registrations =
+      membership::Registrations::Start(config_, std::move(options));
+  if (!registrations.ok()) return registrations.status();
+  registrations_ = *std::move(registrations);
+  return absl::OkStatus();
 }
 
 absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks) {
@@ -148,17 +174,8 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
   LogInfo("ready", {{"role", role_}, {"name", name_}, {"listen", info.address()}, {"http", info.metrics_address()}});
   EmitReady(role_, name_, info.address(), info.metrics_address());
 
-  if (config_.has_router()) {
-    HeartbeatOptions heartbeat;
-    heartbeat.router = config_.router();
-    heartbeat.worker = std::move(info);
-    heartbeat.period = absl::Milliseconds(config_.heartbeat_ms());
-    heartbeat.security = security_;
-    heartbeat.load = hooks_.load;
-    heartbeat.prefixes = hooks_.prefixes;
-    heartbeat.on_answer = hooks_.on_heartbeat;
-    heartbeat.on_change = [this](const absl::Status& status) { OnRegistration(status); };
-    heartbeat_ = std::make_unique<Heartbeat>(std::move(heartbeat));
+  if (config_.has_router() || config_.membership() != "embedded") {
+    if (absl::Status s = StartRegistrations(std::move(info)); !s.ok()) return s;
   }
   signals_->WaitForDrain();
   const absl::Status drained = Drain();
@@ -172,15 +189,15 @@ absl::Status WorkerHost::Drain() {
   serving_ = false;
   EmitEvent("draining");
   LogInfo("draining", {{"timeout_ms", config_.drain_timeout_ms()}});
-  if (heartbeat_ != nullptr) heartbeat_->SetDraining();
+  if (registrations_ != nullptr) registrations_->SetDraining();
   hooks_.drain();
   const absl::Time until = absl::Now() + absl::Milliseconds(config_.drain_timeout_ms());
   while (!hooks_.idle() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(5));
   const bool idle = hooks_.idle();
-  if (heartbeat_ != nullptr) heartbeat_->Deregister();
+  if (registrations_ != nullptr) registrations_->Deregister();
   // Idle means that every answer was produced; the grace lets the last bytes of them leave.
   server_->Shutdown(idle ? absl::Seconds(2) : absl::ZeroDuration());
-  heartbeat_.reset();
+  registrations_.reset();
   if (http_ != nullptr) http_->Stop();
   if (idle) return absl::OkStatus();
   return absl::DeadlineExceededError(

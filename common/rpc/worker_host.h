@@ -12,9 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/membership/registrations.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
-#include "common/rpc/heartbeat.h"
 #include "common/rpc/http_server.h"
 #include "common/rpc/server.h"
 #include "common/shutdown.h"
@@ -57,11 +57,11 @@ class WorkerHost {
   // Progress of loading, in [0, 1], to stdout and /health/ready.
   void ReportLoading(absl::string_view phase, double fraction);
 
-  // Opens the gRPC port (after LoadSecurity, else as plain text), registers with the router and serves until drained; then everything is closed. `info` needs
+  // Opens the gRPC port (after LoadSecurity, else as plain text), registers with the routers and serves until drained; then everything is closed. `info` needs
   // what describes the model; name, role, addresses and process are filled in here. `services` besides baton.v1.Worker.
   // OK after a drain that finished; DEADLINE_EXCEEDED when drain_timeout_ms passed and requests were cut off;
-  // FAILED_PRECONDITION, after a drain, when the router refuses this worker (another model or KV layout, or replaced by
-  // a newer process of the same name): serving on would be of no use.
+  // FAILED_PRECONDITION, after a drain, when a router refuses this worker (another model or KV layout, or replaced by a
+  // newer process of the same name) and no other one has it: serving on would be of no use.
   absl::Status Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks);
 
   // host:port; empty before Serve has opened it. For tests.
@@ -70,7 +70,8 @@ class WorkerHost {
  private:
   class Service;
 
-  void OnRegistration(const absl::Status& status);
+  absl::Status StartRegistrations(v1::WorkerInfo info);
+  void OnRegistration(const std::string& router, const absl::Status& status, int others);
   absl::Status Drain();
 
   const std::string role_;
@@ -87,7 +88,7 @@ class WorkerHost {
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<Server> server_;
-  std::unique_ptr<Heartbeat> heartbeat_;
+  std::unique_ptr<membership::Registrations> registrations_;
   mutable Mutex mu_;
   std::string address_ ABSL_GUARDED_BY(mu_);
   absl::Status refused_ ABSL_GUARDED_BY(mu_);
