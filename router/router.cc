@@ -126,7 +126,7 @@ absl::Status Router::OpenGrpc() {
 }
 
 absl::Status Router::JoinRouters() {
-  if (config_.membership() == "embedded") return absl::OkStatus();
+  if (!membership::UsesRegistry(config_)) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<membership::Announcement>> announcement =
       membership::Announce(config_, config_.has_advertise() ? config_.advertise() : address());
   if (!announcement.ok()) return announcement.status();

@@ -29,6 +29,10 @@ absl::StatusOr<std::vector<std::string>> ParseAddresses(absl::string_view what, 
   return addresses;
 }
 
+bool UsesRegistry(const v1::Config& config) {
+  return config.membership() == "etcd" || config.membership() == "kubernetes";
+}
+
 absl::StatusOr<std::unique_ptr<RouterDirectory>> OpenRouterDirectory(const v1::Config& config, OnRouters on_routers) {
   if (config.membership() == "etcd") return EtcdDirectory::Open(config, std::move(on_routers));
   if (config.membership() == "kubernetes") return KubernetesDirectory::Open(config, std::move(on_routers));

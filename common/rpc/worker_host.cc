@@ -79,7 +79,7 @@ absl::Status WorkerHost::LoadSecurity() {
   if (!security.ok()) return security.status();
   security_ = *std::move(security);
   if (absl::Status s = security_.CheckAddress("the gRPC address", config_.listen()); !s.ok()) return s;
-  if (!config_.has_router() || config_.membership() != "embedded") return absl::OkStatus();
+  if (!config_.has_router() || membership::UsesRegistry(config_)) return absl::OkStatus();
   absl::StatusOr<std::vector<std::string>> routers = membership::ParseAddresses("router", config_.router());
   if (!routers.ok()) return routers.status();
   for (const std::string& router : *routers) {
@@ -174,7 +174,7 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
   LogInfo("ready", {{"role", role_}, {"name", name_}, {"listen", info.address()}, {"http", info.metrics_address()}});
   EmitReady(role_, name_, info.address(), info.metrics_address());
 
-  if (config_.has_router() || config_.membership() != "embedded") {
+  if (config_.has_router() || membership::UsesRegistry(config_)) {
     if (absl::Status s = StartRegistrations(std::move(info)); !s.ok()) return s;
   }
   signals_->WaitForDrain();
