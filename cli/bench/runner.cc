@@ -94,8 +94,13 @@ class Call : public grpc::ClientReadReactor<v1::GenerateResponse> {
       record_.error = "the stream ended without an answer";
     }
     if (!finished_) record_.end_s = runner_->Elapsed();
-    runner_->OnDone(this);
+    // The context, and with it what gRPC has of the call, goes before the runner may hear of the end: when that was the last
+    // request the process may be over at once.
+    Runner* const runner = runner_;
+    RequestRecord record = std::move(record_);
+    runner->Forget(this);
     delete this;
+    runner->OnDone(std::move(record));
   }
 
  private:
@@ -159,11 +164,17 @@ void Runner::OnToken(double latency_ms, bool first) {
   if (samples.size() < kMaxLiveSamples) samples.push_back(latency_ms);
 }
 
-void Runner::OnDone(Call* call) {
+void Runner::Forget(Call* call) {
   MutexLock lock(&mu_);
   running_.erase(call);
-  if (!call->record().abandoned) ++(call->record().ok() ? progress_.done : progress_.failed);
-  records_.push_back(std::move(call->record()));
+  ++ending_;
+}
+
+void Runner::OnDone(RequestRecord record) {
+  MutexLock lock(&mu_);
+  --ending_;
+  if (!record.abandoned) ++(record.ok() ? progress_.done : progress_.failed);
+  records_.push_back(std::move(record));
   // Under the lock: Run returns, and the runner ends, only after this thread has let go of it.
   changed_.Signal();
 }
@@ -185,7 +196,7 @@ RunOutcome Runner::Run() {
     {
       MutexLock lock(&mu_);
       if (AllSent(Elapsed())) {
-        if (running_.empty()) break;
+        if (running_.empty() && ending_ == 0) break;
         next.reset();
       }
       index = sent_;
@@ -201,7 +212,7 @@ RunOutcome Runner::Run() {
       MutexLock lock(&mu_);
       const bool more = !AllSent(now);
       if (more && !load_.starts_s.empty()) intended = load_.starts_s[index];
-      const bool room = load_.max_in_flight == 0 || running_.size() < load_.max_in_flight;
+      const bool room = load_.max_in_flight == 0 || running_.size() + ending_ < load_.max_in_flight;
       send = more && room && intended <= now && next.has_value();
       if (!send && (!more || next.has_value())) {
         const double until = more && room ? std::min(intended, next_report) : next_report;
@@ -236,7 +247,7 @@ void Runner::Report() {
     progress = progress_;
     progress_.ttft_ms.clear();
     progress_.itl_ms.clear();
-    progress.in_flight = running_.size();
+    progress.in_flight = running_.size() + ending_;
   }
   progress.elapsed_s = Elapsed();
   on_progress_(progress);

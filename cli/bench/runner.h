@@ -71,7 +71,9 @@ class Runner {
   bool AllSent(double now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Send(v1::GenerateRequest request, double intended_s);
   void OnToken(double latency_ms, bool first);
-  void OnDone(Call* call);
+  // A call that is over: first it is not to be cancelled any more, then, when it is gone, its record.
+  void Forget(Call* call);
+  void OnDone(RequestRecord record);
   void Report();
 
   const std::shared_ptr<grpc::Channel> channel_;
@@ -85,6 +87,7 @@ class Runner {
   CondVar changed_;
   uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;
   std::set<Call*> running_ ABSL_GUARDED_BY(mu_);
+  size_t ending_ ABSL_GUARDED_BY(mu_) = 0;  // forgotten, and not yet gone
   std::vector<RequestRecord> records_ ABSL_GUARDED_BY(mu_);
   Progress progress_ ABSL_GUARDED_BY(mu_);
   bool interrupted_ ABSL_GUARDED_BY(mu_) = false;
