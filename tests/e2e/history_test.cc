@@ -40,10 +40,10 @@ TEST(HistoryTest, TurnTwoPrefillsOnlyItsNewTokensWhereverTurnOneWasDecoded) {
   const int prompt_tokens = model.tiny ? 300 : 1000;
   const int answer_tokens = 60;
   std::set<std::string> decoded_by;
-  for (int conversation = 0; conversation < 2; ++conversation) {
-    // Ties between idle workers go round by request, and a conversation has two.
-    if (conversation == 1) {
-      ASSERT_TRUE((*cluster)->Generate(Turn({1, 2, 3}, 1)).status.ok());
+  // Until both decode workers have had one: ties between idle workers go round by request, and a conversation has two.
+  for (int conversation = 0; conversation < 4 && decoded_by.size() < 2; ++conversation) {
+    if (conversation > 0) {
+      ASSERT_TRUE((*cluster)->Generate(Turn({1, 2, 3}, 2)).status.ok());
     }
     std::vector<int32_t> ids;
     for (int i = 0; i < prompt_tokens; ++i) ids.push_back((i * 31 + conversation * 7 + 11) % 250 + 1);
