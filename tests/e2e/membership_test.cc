@@ -87,6 +87,7 @@ class MembershipTest : public ::testing::Test {
     cluster_ = *std::move(cluster);
     for (int i = 0; i < 24; ++i) request_.mutable_token_ids()->add_ids(3 + i);
     request_.mutable_sampling()->set_max_tokens(64);
+    request_.mutable_sampling()->set_temperature(0);
     request_.mutable_sampling()->set_ignore_eos(true);
     undisturbed_ = cluster_->Generate(request_);
     ASSERT_TRUE(undisturbed_.status.ok()) << undisturbed_.status.error_message();
