@@ -25,7 +25,8 @@ v1::GenerateRequest Turn(const std::vector<int32_t>& ids, int max_tokens) {
 
 TEST(HistoryTest, TurnTwoPrefillsOnlyItsNewTokensWhereverTurnOneWasDecoded) {
   const ModelUnderTest model = ChooseModel();
-  auto cluster = Cluster::Start({.model = model.path, .prefill = 1, .decode = 2, .flags = {"--kv-memory-mib=160"}});
+  auto cluster = Cluster::Start({.model = model.path, .prefill = 1, .decode = 2, .flags = {"--kv-memory-mib=160"},
+                                 .router_flags = {"--placement=round_robin"}});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   WorkerProcess* prefill = nullptr;
   for (auto& worker : (*cluster)->workers()) {
@@ -40,7 +41,7 @@ TEST(HistoryTest, TurnTwoPrefillsOnlyItsNewTokensWhereverTurnOneWasDecoded) {
   const int prompt_tokens = model.tiny ? 300 : 1000;
   const int answer_tokens = 60;
   std::set<std::string> decoded_by;
-  // Until both decode workers have had one: ties between idle workers go round by request, and a conversation has two.
+  // Until both decode workers have had one: they take turns by request, and a conversation has two.
   for (int conversation = 0; conversation < 4 && decoded_by.size() < 2; ++conversation) {
     if (conversation > 0) {
       ASSERT_TRUE((*cluster)->Generate(Turn({1, 2, 3}, 2)).status.ok());
