@@ -39,12 +39,15 @@ void ShutdownSignals::Run() {
     if (poll(fds, 2, -1) < 0) continue;
     if (fds[1].revents != 0) return;
     signalfd_siginfo info;
-    if (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) Handle(static_cast<int>(info.ssi_signo));
+    if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
+    Handle(static_cast<int>(info.ssi_signo), info.ssi_pid == static_cast<uint32_t>(getpid()));
   }
 }
 
-void ShutdownSignals::Handle(int signal_number) {
-  if (++signals_seen_ >= 2) _exit(128 + signal_number);
+void ShutdownSignals::Handle(int signal_number, bool own) {
+  // DrainWhenParentDies may send one in the moment in which the kernel does: the two are one.
+  if (!own && ++signals_seen_ >= 2) _exit(128 + signal_number);
+  if (drain_thread_.joinable()) return;
   // On a thread of its own, so that a second signal is seen while the drain runs.
   drain_thread_ = std::thread([this] { RequestDrain(); });
 }

@@ -32,7 +32,7 @@ class ShutdownSignals {
 
  private:
   void Run();
-  void Handle(int signal_number);
+  void Handle(int signal_number, bool own);
 
   mutable Mutex mu_;
   CondVar cv_;

@@ -212,6 +212,27 @@ TEST(ShutdownTest, DrainIsCalledOnceAlsoWhenLate) {
   signals.WaitForDrain();
 }
 
+// A parent that died in the moment in which this process asked to be told of it: the kernel's signal and our own.
+TEST(ShutdownTest, ASignalOfOnesOwnAndTheFirstOfAnotherDoNotEndTheDrain) {
+  const auto [out, status] = InChild(
+      [] {
+        {
+          ShutdownSignals signals;
+          kill(getpid(), SIGTERM);
+          signals.WaitForDrain();
+          EmitEvent("draining");
+          usleep(300'000);
+        }
+        _exit(42);
+      },
+      [](pid_t pid, int fd) {
+        ReadLine(fd);
+        kill(pid, SIGTERM);
+      });
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
 TEST(ShutdownTest, DrainsWhenTheParentDies) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);  // so that the orphan can be waited for here
   int fds[2];
