@@ -122,6 +122,7 @@ class GrpcKvServerImpl final : public GrpcKvServer, private grpc::CallbackGeneri
     bool stopping = false;  // nothing more is sent but the end
     bool broken = false;    // nor that
     bool ended = false;     // the last message, or the status, is on its way
+    bool over = false;      // gRPC is done with the call; it may still hold some of its memory
     // The block that is being sent.
     v1::BlockSeal seal;
     std::span<const std::byte> bytes;
@@ -141,6 +142,7 @@ class GrpcKvServerImpl final : public GrpcKvServer, private grpc::CallbackGeneri
   void Pump(CallId id);
   void SendFrame(CallId id, Transfer* t);
   void EndIfQuiet(Transfer* t);
+  void FreeIfQuiet(std::map<CallId, Transfer>::iterator it);
   void Refuse(Transfer* t, const absl::Status& why);
   void Count(uint64_t GrpcKvServerCounters::*field, int64_t by = 1) {
     MutexLock lock(&counters_mu_);
@@ -311,6 +313,15 @@ void GrpcKvServerImpl::OnCallDone(CallId id) {
   auto it = transfers_.find(id);
   --open_calls_;
   if (it == transfers_.end()) return;
+  it->second.over = true;
+  FreeIfQuiet(it);
+}
+
+// The claim, and with it the blocks, goes once gRPC has let go of their bytes.
+void GrpcKvServerImpl::FreeIfQuiet(std::map<CallId, Transfer>::iterator it) {
+  Transfer& t = it->second;
+  if (!t.over || *t.slices > 0) return;
+  if (t.claim) t.claim.Finish(ClaimEnd::kBroken);
   Count(&GrpcKvServerCounters::fetches_open, -1);
   transfers_.erase(it);
 }
@@ -318,7 +329,9 @@ void GrpcKvServerImpl::OnCallDone(CallId id) {
 // Sends what may be sent. Completed writes, freed slices and the claim's wake call it again.
 void GrpcKvServerImpl::Pump(CallId id) {
   auto it = transfers_.find(id);
-  if (it == transfers_.end() || it->second.ended || it->second.writing) return;
+  if (it == transfers_.end()) return;
+  if (it->second.over) return FreeIfQuiet(it);
+  if (it->second.ended || it->second.writing) return;
   Transfer& t = it->second;
   if (!t.claim) return t.stopping ? EndIfQuiet(&t) : void();
   if (t.claim.stop_requested()) t.stopping = true;
@@ -346,14 +359,16 @@ void GrpcKvServerImpl::SendFrame(CallId id, Transfer* t) {
   t->call->Write(EncodeFrame(header, &slice));
 }
 
-// Ends the transfer once gRPC holds none of its memory: the last word is said after the last byte was read.
+// Ends the transfer once gRPC holds none of its memory: the last word is said after the last byte was read. A stream that
+// broke is ended at once: what gRPC has queued for it goes only with the call, and FreeIfQuiet waits for that.
 void GrpcKvServerImpl::EndIfQuiet(Transfer* t) {
-  if (t->ended || t->writing || *t->slices > 0) return;
-  t->ended = true;
+  if (t->ended || t->writing) return;
   if (t->broken || !t->claim) {
-    if (t->claim) t->claim.Finish(ClaimEnd::kBroken);
+    t->ended = true;
     return t->call->Finish({grpc::StatusCode::UNAVAILABLE, "the stream broke"});
   }
+  if (*t->slices > 0) return;
+  t->ended = true;
   v1::KvFrameHeader header;
   *header.mutable_end() = t->claim.MakeEnd();
   const bool delivered = header.end().code() == 0;
