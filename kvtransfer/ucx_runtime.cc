@@ -26,6 +26,10 @@ namespace {
 
 // How long StopLoop waits for connections to close before it destroys the worker under them.
 constexpr absl::Duration kStopTimeout = absl::Seconds(5);
+
+// Rounds without progress after which UCX copies nothing more for a closed connection. Not one: a transport's queue is
+// looked at only some rounds after something was put there.
+constexpr int kQuietRounds = 256;
 // A piece of a block takes some 20 to 100 us between processes of one host.
 constexpr absl::Duration kPollFor = absl::Microseconds(100);
 
@@ -180,11 +184,13 @@ void UcxLoop::ThreadMain(bool network_trusted, const std::string& transports) {
     started_cv_.SignalAll();
   }
   absl::Time stop_by = absl::InfiniteFuture();
+  int idle_rounds = 0;
   while (status.ok()) {
     // A block that has arrived is looked at before the next one is copied: its bytes are still in the cache.
     bool idle = false;
     for (int i = 0; i < 64 && !idle && (i == 0 || deferred_.empty()); ++i) idle = ucp_worker_progress(worker_) == 0;
-    if (idle) {
+    idle_rounds = idle && !closed_.empty() ? idle_rounds + 1 : 0;
+    if (idle_rounds >= kQuietRounds) {
       for (Task& closed : closed_) Defer(std::move(closed));
       closed_.clear();
     }

@@ -114,8 +114,8 @@ class UcxLoop {
   std::set<SendOp*> sends_;
   std::set<CloseOp*> closes_;
   // Tasks of closed connections. UCX 1.13.1 reports one closed while copies by CMA that it had begun are still queued: then
-  // `closed` would give their memory back, and to destroy the worker would end the process by an assertion. A round
-  // without progress says that none is left.
+  // `closed` would give their memory back, and to destroy the worker would end the process by an assertion. Rounds
+  // without progress say that none is left.
   std::deque<Task> closed_;
 };
 
