@@ -11,10 +11,19 @@
 #include <utility>
 
 namespace baton {
+namespace {
+
+// What the kernel sends when the parent dies. A signal of its own: a parent with several threads that ends has each of
+// them take over the children of the one before, so it comes several times, and must not pass for somebody's second
+// SIGTERM, which says to end at once.
+int ParentDied() { return SIGRTMIN; }
+
+}  // namespace
 
 ShutdownSignals::ShutdownSignals() {
   sigset_t set;
   sigemptyset(&set);
+  sigaddset(&set, ParentDied());
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
@@ -40,13 +49,12 @@ void ShutdownSignals::Run() {
     if (fds[1].revents != 0) return;
     signalfd_siginfo info;
     if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
-    Handle(static_cast<int>(info.ssi_signo), info.ssi_pid == static_cast<uint32_t>(getpid()));
+    Handle(static_cast<int>(info.ssi_signo));
   }
 }
 
-void ShutdownSignals::Handle(int signal_number, bool own) {
-  // DrainWhenParentDies may send one in the moment in which the kernel does: the two are one.
-  if (!own && ++signals_seen_ >= 2) _exit(128 + signal_number);
+void ShutdownSignals::Handle(int signal_number) {
+  if (signal_number != ParentDied() && ++signals_seen_ >= 2) _exit(128 + signal_number);
   if (drain_thread_.joinable()) return;
   // On a thread of its own, so that a second signal is seen while the drain runs.
   drain_thread_ = std::thread([this] { RequestDrain(); });
@@ -87,9 +95,9 @@ void ShutdownSignals::WaitForDrain() {
 
 void DrainWhenParentDies() {
   const pid_t parent = getppid();
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  prctl(PR_SET_PDEATHSIG, ParentDied());
   // To the process, not the thread: only then does the signalfd of another thread see it.
-  if (getppid() != parent) kill(getpid(), SIGTERM);
+  if (getppid() != parent) kill(getpid(), ParentDied());
 }
 
 }  // namespace baton

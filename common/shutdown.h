@@ -32,7 +32,7 @@ class ShutdownSignals {
 
  private:
   void Run();
-  void Handle(int signal_number, bool own);
+  void Handle(int signal_number);
 
   mutable Mutex mu_;
   CondVar cv_;
@@ -45,7 +45,8 @@ class ShutdownSignals {
   std::thread drain_thread_;
 };
 
-// Asks the kernel for SIGTERM when the parent process dies; sends it at once when the parent is gone already.
+// Has the parent's death drain this process, as a first SIGTERM would; at once when the parent is gone already. Needs a
+// ShutdownSignals; without one the process ends.
 void DrainWhenParentDies();
 
 }  // namespace baton

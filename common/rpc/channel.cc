@@ -1,5 +1,7 @@
 #include "common/rpc/channel.h"
 
+#include <grpcpp/generic/generic_stub.h>
+
 #include <atomic>
 
 #include "absl/strings/str_cat.h"
@@ -23,9 +25,27 @@ constexpr char kRetryConfig[] = R"({
   "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}
 })";
 
+// gRPC 1.51 runs callbacks on threads that live as long as some channel or server has made use of them. When the last
+// is let go by a callback, that thread frees the queue it is itself waiting on, and the process dies of it. So one call
+// that fails at once, on a channel that leads nowhere, keeps the threads for the life of the process.
+void KeepCallbackThreads() {
+  struct Call {
+    grpc::GenericStub stub{grpc::CreateChannel("", nullptr)};
+    grpc::ClientContext context;
+    grpc::Slice nothing;
+    grpc::ByteBuffer request{&nothing, 1}, response;
+  };
+  [[maybe_unused]] static Call* const call = [] {
+    Call* made = new Call;
+    made->stub.UnaryCall(&made->context, "/baton.v1.None/None", {}, &made->request, &made->response, [](grpc::Status) {});
+    return made;
+  }();
+}
+
 }  // namespace
 
 std::shared_ptr<grpc::Channel> CreateChannel(const std::string& address, const ChannelOptions& options) {
+  KeepCallbackThreads();
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);

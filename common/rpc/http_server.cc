@@ -37,7 +37,7 @@ class HttpServer::Impl {
   absl::Status Listen();
   void Accept();
   void OnConnection(Tcp::socket socket);
-  void Drain();
+  void Drain(bool unused_too);
   void Stop(absl::Duration grace);
   void Dispatch(HttpRequest request, std::shared_ptr<HttpExchange> exchange) const;
 
@@ -134,7 +134,7 @@ void HttpServer::Impl::Dispatch(HttpRequest request, std::shared_ptr<HttpExchang
   exchange->Respond(std::move(response));
 }
 
-void HttpServer::Impl::Drain() {
+void HttpServer::Impl::Drain(bool unused_too) {
   sessions->draining = true;
   std::vector<std::shared_ptr<HttpSession>> open;  // let go without the lock, which a session's end takes
   {
@@ -143,7 +143,7 @@ void HttpServer::Impl::Drain() {
       if (std::shared_ptr<HttpSession> alive = session->weak_from_this().lock()) open.push_back(std::move(alive));
     }
   }
-  for (const std::shared_ptr<HttpSession>& session : open) session->Drain();
+  for (const std::shared_ptr<HttpSession>& session : open) session->Drain(unused_too);
 }
 
 void HttpServer::Impl::Stop(absl::Duration grace) {
@@ -154,7 +154,7 @@ void HttpServer::Impl::Stop(absl::Duration grace) {
     acceptor.close(ignored);
     pause.cancel();
   });
-  Drain();
+  Drain(/*unused_too=*/true);
   const absl::Time until = absl::Now() + grace;
   {
     MutexLock lock(&sessions->mu);
@@ -195,7 +195,7 @@ int HttpServer::connections() const {
   MutexLock lock(&impl_->sessions->mu);
   return static_cast<int>(impl_->sessions->open.size());
 }
-void HttpServer::Drain() { impl_->Drain(); }
+void HttpServer::Drain() { impl_->Drain(/*unused_too=*/false); }
 void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 
 void AddStandardHandlers(HttpServer* server, std::function<std::string()> metrics_text,

@@ -53,8 +53,8 @@ class HttpServer {
   int port() const;
   int connections() const;
 
-  // From now on a connection is closed after its answer, and at once when it is idle. New ones are still taken: probes
-  // ask for the health of a server that drains.
+  // From now on a connection is closed after its answer, and at once when it is idle between two requests. New ones are
+  // still taken: probes ask for the health of a server that drains.
   void Drain();
   // Closes the listener, gives answers that are complete `grace` to reach their clients, then closes every connection.
   // No handler runs afterwards.

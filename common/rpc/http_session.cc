@@ -77,9 +77,9 @@ void HttpSession::Start() {
 
 void HttpSession::Refuse(absl::string_view why) { Reject(503, "UNAVAILABLE", why); }
 
-void HttpSession::Drain() {
-  asio::post(socket_.get_executor(), [self = shared_from_this()] {
-    if (self->state_ == State::kIdle) self->Close();
+void HttpSession::Drain(bool unused_too) {
+  asio::post(socket_.get_executor(), [self = shared_from_this(), unused_too] {
+    if (self->state_ == State::kIdle && (self->used_ || unused_too)) self->Close();
   });
 }
 
@@ -283,6 +283,7 @@ void HttpSession::WriteSome() {
 
 void HttpSession::AnswerDone() {
   exchange_->Delivered();
+  used_ = true;
   keep_alive_ = keep_alive_ && exchange_->keep_alive();
   exchange_.reset();
   writing_.clear();

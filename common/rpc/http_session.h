@@ -51,8 +51,9 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void Start();
   // For a connection over the limit: answers 503 and closes.
   void Refuse(absl::string_view why);
-  // Any thread: closes if idle, else after the answer.
-  void Drain();
+  // Any thread: closes if idle, else after the answer. One that has not asked anything yet is left alone unless
+  // `unused_too`: its first request may be under way.
+  void Drain(bool unused_too);
 
  private:
   using ErrorCode = boost::beast::error_code;
@@ -93,6 +94,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   int64_t charged_ = 0;  // of sessions_->body_bytes
   bool keep_alive_ = true;
+  bool used_ = false;  // it has had an answer
   std::shared_ptr<HttpOutbox> exchange_;
   std::string writing_;
   size_t written_ = 0;

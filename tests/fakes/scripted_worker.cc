@@ -82,7 +82,8 @@ struct ScriptedWorker::State {
   int calls ABSL_GUARDED_BY(mu) = 0;
   int open ABSL_GUARDED_BY(mu) = 0;
   int next_id ABSL_GUARDED_BY(mu) = 0;
-  std::map<int, std::function<void()>> paused ABSL_GUARDED_BY(mu);  // how each goes on
+  using GoOn = std::function<void(const absl::Status&)>;  // an error ends the call with it
+  std::map<int, GoOn> paused ABSL_GUARDED_BY(mu);
   std::vector<v1::PrefillRequest> prefills ABSL_GUARDED_BY(mu);
   std::vector<v1::DecodeRequest> decodes ABSL_GUARDED_BY(mu);
   std::vector<v1::UpdateDecodeRequest> updates ABSL_GUARDED_BY(mu);
@@ -94,7 +95,7 @@ struct ScriptedWorker::State {
     return script;
   }
   // Keeps `go_on` until Resume, unless the call ends first.
-  void PauseUntilResumed(int id, std::function<void()> go_on, const std::function<bool()>& ended) {
+  void PauseUntilResumed(int id, GoOn go_on, const std::function<bool()>& ended) {
     {
       MutexLock lock(&mu);
       paused[id] = std::move(go_on);
@@ -102,7 +103,7 @@ struct ScriptedWorker::State {
     if (ended()) Drop(id);  // it was cancelled meanwhile
   }
   void Drop(int id) {
-    std::function<void()> dropped;
+    GoOn dropped;
     MutexLock lock(&mu);
     if (auto it = paused.find(id); it != paused.end()) {
       dropped = std::move(it->second);
@@ -203,7 +204,11 @@ class ScriptedWorker::PrefillService final : public v1::PrefillWorker::CallbackS
         call->Finish(script.after_pause);
       } else {
         state_->PauseUntilResumed(
-            call->id, [=, this] { Run(call, script, request, at + 1); }, [&] { return call->Ended(); });
+            call->id,
+            [=, this](const absl::Status& then) {
+              then.ok() ? Run(call, script, request, at + 1) : call->Finish(then);
+            },
+            [&] { return call->Ended(); });
       }
       return true;
     };
@@ -358,7 +363,9 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
   void PauseCall(const Call& call, int next) {
     if (!call->script.after_pause.ok()) return call->Finish(call->script.after_pause);
     state_->PauseUntilResumed(
-        call->id, [=, this] { Run(call, next); }, [&] { return call->Ended(); });
+        call->id,
+        [=, this](const absl::Status& then) { then.ok() ? Run(call, next) : call->Finish(then); },
+        [&] { return call->Ended(); });
   }
 
   // Tokens [begin, begin + count) of each choice that runs, interleaved as a batch would.
@@ -432,13 +439,13 @@ void ScriptedWorker::set_script(Script script) {
   state_->script = std::move(script);
 }
 
-void ScriptedWorker::Resume() {
-  std::map<int, std::function<void()>> paused;
+void ScriptedWorker::Resume(const absl::Status& then) {
+  std::map<int, State::GoOn> paused;
   {
     MutexLock lock(&state_->mu);
     paused.swap(state_->paused);
   }
-  for (auto& [id, go_on] : paused) go_on();
+  for (auto& [id, go_on] : paused) go_on(then);
 }
 
 void ScriptedWorker::Kill() {

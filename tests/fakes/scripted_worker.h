@@ -66,8 +66,8 @@ class ScriptedWorker {
   // For Cluster.Register; change what the test wants different.
   v1::WorkerInfo info() const;
   void set_script(Script script);
-  // Continues paused calls.
-  void Resume();
+  // Continues paused calls, or ends them with an error.
+  void Resume(const absl::Status& then = absl::OkStatus());
   // As a SIGKILL: connections break.
   void Kill();
 

@@ -405,6 +405,24 @@ TEST(HttpStreamTest, DrainingFinishesStreamsAndClosesIdleConnections) {
   exchange.reset();
 }
 
+// Bug: a connection made just before the drain was closed on its first request, which may have been under way.
+TEST(HttpStreamTest, DrainingStillAnswersAConnectionThatHasNotAskedYet) {
+  StreamFixture f;
+  const auto wait_for_connections = [&](int count) {
+    while (f.server.connections() != count) absl::SleepFor(absl::Milliseconds(1));
+  };
+  Client first(f.server.port());
+  wait_for_connections(1);
+  f.server.Drain();
+  EXPECT_EQ(first.Ask("GET", "/items/x").headers["connection"], "close");
+  first.Close();
+  wait_for_connections(0);
+  Client second(f.server.port());
+  wait_for_connections(1);
+  f.server.Stop(absl::Hours(1));  // does not wait for a request that never comes
+  EXPECT_EQ(second.ReadAll(), "");
+}
+
 TEST(HttpStreamTest, ConnectionsAreForgotten) {
   StreamFixture f;
   for (int i = 0; i < 20; ++i) {

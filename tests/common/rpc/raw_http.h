@@ -69,6 +69,14 @@ class RawHttp {
     return Take(at + text.size());
   }
 
+  // Waits until `text` came, and takes nothing. False: the connection ended first.
+  bool Await(const std::string& text) {
+    while (buffer_.find(text) == std::string::npos) {
+      if (!More()) return false;
+    }
+    return true;
+  }
+
   // One answer, by its Content-Length, its chunks, or the end of the connection.
   HttpReply ReadReply(bool head = false) {
     HttpReply reply;

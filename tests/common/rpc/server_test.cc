@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
 #include "common/rpc/channel.h"
 #include "proto/worker.grpc.pb.h"
 
@@ -120,6 +121,28 @@ TEST(ChannelTest, NoDeadlineIsInfinite) {
   grpc::ClientContext context;
   SetDeadline(&context, absl::InfiniteFuture());
   EXPECT_EQ(context.deadline(), std::chrono::system_clock::time_point::max());
+}
+
+// Bug: the process died when the last channel was let go by a callback of its own.
+TEST(ChannelTest, TheLastChannelMayBeLetGoByItsOwnCallback) {
+  for (int i = 0; i < 300; ++i) {
+    struct Call {
+      std::unique_ptr<v1::Worker::Stub> stub = v1::Worker::NewStub(CreateChannel("127.0.0.1:1"));
+      grpc::ClientContext context;
+      v1::GetWorkerStatusRequest request;
+      v1::WorkerStatus response;
+    };
+    auto call = std::make_shared<Call>();
+    Call* const raw = call.get();
+    absl::Notification done;
+    raw->stub->async()->GetWorkerStatus(&raw->context, &raw->request, &raw->response,
+                                        [call = std::move(call), &done](grpc::Status status) mutable {
+                                          EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+                                          call.reset();
+                                          done.Notify();
+                                        });
+    done.WaitForNotification();
+  }
 }
 
 }  // namespace

@@ -280,13 +280,19 @@ TEST_F(OpenAiTest, WithoutWorkersTheClientHearsWhenToComeBack) {
 TEST_F(OpenAiTest, AnErrorWithinAStreamIsAnEvent) {
   Script script;
   script.pause = Pause::kInDecode;
-  script.after_pause = absl::InvalidArgumentError("no good");
   AddPair(script);
-  const std::vector<Json> events = Events(Chat({{"stream", true}, {"max_tokens", 20}}));
-  ASSERT_GE(events.size(), 3u);
+  RawHttp client(port());
+  client.SendRequest("POST", "/v1/completions", R"({"prompt":"x","max_tokens":20,"stream":true})");
+  ASSERT_TRUE(client.Await("data: "));  // from now on the status is sent
+  ASSERT_TRUE(Eventually([&] { return decode_->paused() == 1; }));
+  decode_->Resume(absl::InvalidArgumentError("no good"));
+  const std::vector<Json> events = Events(client.ReadReply());
+  ASSERT_GE(events.size(), 2u);
   const Json& error = events.back()["error"];
   EXPECT_EQ(error["code"], 400);
   EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("no good"));
+  script.after_pause = absl::InvalidArgumentError("no good");
+  decode_->set_script(script);
   EXPECT_EQ(Chat({{"max_tokens", 20}}).status, 400);
 }
 
