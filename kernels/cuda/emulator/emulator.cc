@@ -1,0 +1,278 @@
+#include "kernels/cuda/emulator/emulator.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace baton::cuda_emulator {
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10;
+constexpr int kMaxThreads = 1024;
+constexpr size_t kMaxSharedBytes = 227 << 10;  // of a block on sm_90; fewer elsewhere
+constexpr int kMaxSharedObjects = 8;
+
+[[noreturn]] void Die(const char* what) {
+  std::fprintf(stderr, "CUDA emulator: %s\n", what);
+  std::abort();
+}
+
+enum class State { kReady, kAtBarrier, kInWarp, kDone };
+
+struct Fiber {
+  ThreadContext context;
+  State state = State::kReady;
+  uint32_t mask = 0;      // of the warp operation it waits in
+  unsigned source = 0;    // the lane whose value it takes there
+  uint64_t given = 0, received = 0;
+  ucontext_t machine;
+};
+
+// Stacks are mapped once and reused: new memory for each block would cost more than the kernels.
+std::byte* StackOf(int index) {
+  static std::byte* const stacks = [] {
+    void* memory = mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) Die("no memory for stacks");
+    return static_cast<std::byte*>(memory);
+  }();
+  return stacks + index * kStackBytes;
+}
+
+struct Schedule {
+  Order order = Order::kAscending;
+  std::mt19937 rng;
+
+  void Arrange(std::vector<int>* indices) {
+    std::iota(indices->begin(), indices->end(), 0);
+    if (order == Order::kDescending) std::reverse(indices->begin(), indices->end());
+    if (order == Order::kShuffled) std::shuffle(indices->begin(), indices->end(), rng);
+  }
+};
+
+Schedule& TheSchedule() {
+  static Schedule schedule;
+  return schedule;
+}
+
+class Block {
+ public:
+  Block(uint3 block_idx, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel)
+      : kernel_(kernel), fibers_(block.x * block.y * block.z) {
+    dynamic_shared_ = Poisoned(shared_bytes);
+    for (size_t i = 0; i < fibers_.size(); ++i) {
+      const unsigned n = static_cast<unsigned>(i);
+      fibers_[i].context = {{n % block.x, n / block.x % block.y, n / block.x / block.y}, block_idx, block, grid};
+    }
+  }
+
+  void Run();
+
+  Fiber& running() { return fibers_[running_]; }
+  int running_index() const { return running_; }
+  Fiber& fiber(int index) { return fibers_[index]; }
+  int num_fibers() const { return static_cast<int>(fibers_.size()); }
+  // Leaves the running fiber until what it waits for has happened.
+  void Wait(State state) {
+    running().state = state;
+    SwitchOut(false);
+  }
+  void* shared(int index, size_t bytes) {
+    if (index < 0 || index >= kMaxSharedObjects) Die("too many shared objects");
+    if (shared_[index] == nullptr) shared_[index] = Poisoned(bytes);
+    return shared_[index].get();
+  }
+  void* dynamic_shared() { return dynamic_shared_.get(); }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  using Memory = std::unique_ptr<void, Free>;
+
+  // All ones: NaN as a float. Its own heap block, so that the address sanitizer guards its end.
+  static Memory Poisoned(size_t bytes) {
+    void* memory = std::aligned_alloc(16, std::max<size_t>((bytes + 15) / 16 * 16, 16));
+    if (memory == nullptr) Die("no memory for shared memory");
+    std::memset(memory, 0xff, std::max<size_t>(bytes, 16));
+    return Memory(memory);
+  }
+
+  static void Entry();
+  void SwitchIn(int index);
+  void SwitchOut(bool ended);
+  bool ReleaseWaiting();
+  bool ReleaseWarp(int first);
+
+  const std::function<void()>& kernel_;
+  std::vector<Fiber> fibers_;
+  int running_ = 0;
+  ucontext_t scheduler_;
+  Memory dynamic_shared_;
+  Memory shared_[kMaxSharedObjects];
+  // What the address sanitizer must know of stacks.
+  void* scheduler_fake_stack_ = nullptr;
+  const void* scheduler_stack_ = nullptr;
+  size_t scheduler_stack_bytes_ = 0;
+};
+
+Block* g_block = nullptr;
+
+void Block::Entry() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &g_block->scheduler_stack_, &g_block->scheduler_stack_bytes_);
+#endif
+  g_block->kernel_();
+  g_block->running().state = State::kDone;
+  g_block->SwitchOut(true);
+}
+
+void Block::SwitchIn(int index) {
+  running_ = index;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&scheduler_fake_stack_, StackOf(index), kStackBytes);
+#endif
+  swapcontext(&scheduler_, &fibers_[index].machine);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(scheduler_fake_stack_, nullptr, nullptr);
+#endif
+}
+
+void Block::SwitchOut(bool ended) {
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(ended ? nullptr : &fake_stack, scheduler_stack_, scheduler_stack_bytes_);
+#else
+  (void)ended;
+#endif
+  swapcontext(&fibers_[running_].machine, &scheduler_);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, &scheduler_stack_, &scheduler_stack_bytes_);
+#endif
+}
+
+// A warp operation happens once all lanes of the mask are in it.
+bool Block::ReleaseWarp(int first) {
+  bool released = false;
+  const int end = std::min(first + 32, num_fibers());
+  for (int i = first; i < end; ++i) {
+    if (fibers_[i].state != State::kInWarp) continue;
+    const uint32_t mask = fibers_[i].mask;
+    bool all = true;
+    for (int lane = 0; lane < 32; ++lane) {
+      if ((mask >> lane & 1) == 0) continue;
+      if (first + lane >= end) Die("a warp operation names a lane that the block does not have");
+      const Fiber& other = fibers_[first + lane];
+      if (other.state == State::kDone) Die("a warp operation names a lane that has ended");
+      all &= other.state == State::kInWarp && other.mask == mask;
+    }
+    if (!all) continue;
+    released = true;
+    for (int lane = 0; lane < 32; ++lane) {
+      if ((mask >> lane & 1) == 0) continue;
+      Fiber& fiber = fibers_[first + lane];
+      if ((mask >> fiber.source & 1) == 0) Die("a shuffle reads from a lane outside its mask");
+      fiber.received = fibers_[first + fiber.source].given;
+      fiber.state = State::kReady;
+    }
+  }
+  return released;
+}
+
+bool Block::ReleaseWaiting() {
+  bool released = false, barrier = true;
+  for (int first = 0; first < num_fibers(); first += 32) released |= ReleaseWarp(first);
+  for (const Fiber& fiber : fibers_) barrier &= fiber.state == State::kAtBarrier || fiber.state == State::kDone;
+  if (barrier) {
+    for (Fiber& fiber : fibers_) {
+      if (fiber.state == State::kAtBarrier) {
+        fiber.state = State::kReady;
+        released = true;
+      }
+    }
+  }
+  return released;
+}
+
+void Block::Run() {
+  g_block = this;
+  for (int i = 0; i < num_fibers(); ++i) {
+    getcontext(&fibers_[i].machine);
+    fibers_[i].machine.uc_stack.ss_sp = StackOf(i);
+    fibers_[i].machine.uc_stack.ss_size = kStackBytes;
+    fibers_[i].machine.uc_link = nullptr;
+    makecontext(&fibers_[i].machine, &Block::Entry, 0);
+  }
+  std::vector<int> order(fibers_.size());
+  for (bool done = false; !done;) {
+    TheSchedule().Arrange(&order);
+    for (const int i : order) {
+      if (fibers_[i].state == State::kReady) SwitchIn(i);
+    }
+    done = std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kDone; });
+    if (!done && !ReleaseWaiting()) Die("threads of a block wait at different barriers");
+  }
+#if defined(__SANITIZE_ADDRESS__)
+  // Frames that ended by a switch left their red zones.
+  for (int i = 0; i < num_fibers(); ++i) __asan_unpoison_memory_region(StackOf(i), kStackBytes);
+#endif
+  g_block = nullptr;
+}
+
+}  // namespace
+
+const ThreadContext& Current() { return g_block->running().context; }
+unsigned Lane() { return static_cast<unsigned>(g_block->running_index()) % 32; }
+
+void SetSchedule(Order order, uint32_t seed) {
+  TheSchedule().order = order;
+  TheSchedule().rng.seed(seed);
+}
+
+void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel) {
+  if (g_block != nullptr) Die("a kernel launches a kernel");
+  if (block.x == 0 || block.y == 0 || block.z == 0 || size_t{block.x} * block.y * block.z > kMaxThreads) {
+    Die("a block has 1 to 1024 threads");
+  }
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) {
+    Die("a grid has 1 to 2^31 - 1 by 65535 by 65535 blocks");
+  }
+  if (shared_bytes > kMaxSharedBytes) Die("more shared memory than a block can have");
+  std::vector<int> order(size_t{grid.x} * grid.y * grid.z);
+  TheSchedule().Arrange(&order);
+  for (const int i : order) {
+    const unsigned n = static_cast<unsigned>(i);
+    Block({n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y}, grid, block, shared_bytes, kernel).Run();
+  }
+}
+
+void SyncThreads() { g_block->Wait(State::kAtBarrier); }
+
+void SyncWarp(uint32_t mask) { ExchangeInWarp(mask, 0, Lane()); }
+
+uint64_t ExchangeInWarp(uint32_t mask, uint64_t value, unsigned source) {
+  if ((mask >> Lane() & 1) == 0) Die("a lane calls a warp operation whose mask does not name it");
+  Fiber& self = g_block->running();
+  self.mask = mask;
+  self.source = source;
+  self.given = value;
+  g_block->Wait(State::kInWarp);
+  return self.received;
+}
+
+void* SharedMemory(int index, size_t bytes) { return g_block->shared(index, bytes); }
+void* DynamicShared() { return g_block->dynamic_shared(); }
+
+}  // namespace baton::cuda_emulator
