@@ -8,7 +8,11 @@
 #ifndef BATON_KERNELS_CUDA_KERNELS_H_
 #define BATON_KERNELS_CUDA_KERNELS_H_
 
+#include <cstddef>
 #include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/kv_view.h"
 
 struct CUstream_st;
 
@@ -29,6 +33,45 @@ struct RmsNormArgs {
   int64_t y_stride = 0;
 };
 void RmsNorm(const RmsNormArgs& args, Stream stream);
+
+// Backend::Rope of q (in place) and of k, and Backend::WriteKv of the rotated k and of v, in one launch. Row r is at
+// positions[r] of its sequence, whose block with that position is block_ids[r]. k is only read.
+struct RopeKvArgs {
+  float* q = nullptr;  // [m, num_heads, head_dim]; null: none
+  int64_t q_stride = 0;
+  const float* k = nullptr;  // [m, num_kv_heads, head_dim]; null: nothing is written to the blocks
+  int64_t k_stride = 0;
+  const float* v = nullptr;
+  int64_t v_stride = 0;
+  int m = 0, num_heads = 0, head_dim = 0;
+  const int32_t* positions = nullptr;
+  const int32_t* block_ids = nullptr;  // with k
+  RopeTable rope;                      // cos null: q and k are taken as they are
+  const int32_t* rope_rows = nullptr;  // row r's angles are the table's row rope_rows[r]; null: positions[r]
+  KvView kv;                           // with k
+  int layer = 0;
+};
+void RopeWriteKv(const RopeKvArgs& args, Stream stream);
+
+// gate[r, i] = act(gate[r, i]) * up[r, i]
+void GatedActivation(Activation act, float* gate, int64_t gate_stride, const float* up, int64_t up_stride, int m, int dim,
+                     Stream stream);
+// x[r, i] += y[r, i]
+void Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim, Stream stream);
+
+// out[r] = scale * row ids[r] of the table, whose rows are as in the model's file (F32, F16, BF16, Q8_0 or Q4_0). Each
+// id is in range: the caller checks.
+struct EmbedArgs {
+  DType dtype = DType::kF32;
+  const void* table = nullptr;  // 4-byte aligned
+  int64_t cols = 0;
+  const int32_t* ids = nullptr;
+  int m = 0;
+  float scale = 1;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+void Embed(const EmbedArgs& args, Stream stream);
 
 }  // namespace baton::kernels::cuda
 

@@ -98,6 +98,17 @@ T __shfl_down_sync(uint32_t mask, T value, unsigned by) {
   return ::baton::cuda_emulator::Exchange(mask, value, lane + by < 32 ? lane + by : lane);
 }
 
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 // Fibers do not interrupt one another, so these are atomic as they stand.
 template <typename T>
 T atomicAdd(T* at, T value) {
