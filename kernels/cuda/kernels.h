@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/device_matrix.h"
 #include "kernels/kv_view.h"
 
 struct CUstream_st;
@@ -72,6 +73,21 @@ struct EmbedArgs {
   int64_t out_stride = 0;
 };
 void Embed(const EmbedArgs& args, Stream stream);
+
+
+// y[r] = x[r] * weight^T (+ bias). The order of operations, the same for any m, is in matmul.cu.
+struct MatMulArgs {
+  const float* x = nullptr;  // [m, weight.cols]
+  int64_t x_stride = 0;
+  int m = 0;
+  DeviceMatrix weight;
+  const float* bias = nullptr;  // [weight.rows] or null
+  float* y = nullptr;           // [m, weight.rows]
+  int64_t y_stride = 0;
+};
+inline constexpr int kInputPiece = 512;  // inputs that one chain of sums takes
+inline constexpr int kGemvMaxRows = 8;   // up to here rows stream the weights, beyond they share tiles
+void MatMul(const MatMulArgs& args, Stream stream);
 
 }  // namespace baton::kernels::cuda
 

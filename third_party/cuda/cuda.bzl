@@ -119,6 +119,7 @@ def emulated_cuda_library(name, srcs, hdrs = [], deps = [], **kwargs):
         srcs = [name + "/" + src.replace(".cu", ".cc") for src in srcs],
         hdrs = hdrs,
         textual_hdrs = srcs,
+        copts = ["-Wno-unknown-pragmas"],
         deps = deps + ["//kernels/cuda/emulator"],
         **kwargs
     )

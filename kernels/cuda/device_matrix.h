@@ -1,0 +1,57 @@
+// How a weight lies on the device, and its packing on the host.
+//
+// Rows go in groups of 32, one for each lane of a warp; each lane reads 16 bytes at a time, so that a warp reads 512
+// bytes in a row and one product streams through memory in order:
+//   codes   [rows / 32][cols / step][32][16 bytes], step = 4 (F32), 8 (F16, BF16), 16 (Q8_0) or 32 (Q4_0) inputs
+//   scales  [rows / 32][cols / 32][32] halves (Q8_0, Q4_0)
+// Q4_0: byte i has input i in its low and input i + 16 in its high half, each + 8, as in the file. Rows and inputs that
+// there are not are zeros, and no result depends on them.
+#ifndef BATON_KERNELS_CUDA_DEVICE_MATRIX_H_
+#define BATON_KERNELS_CUDA_DEVICE_MATRIX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace baton::kernels::cuda {
+
+inline constexpr int kMatrixLanes = 32;
+
+// Not owned; device memory.
+struct DeviceMatrix {
+  DType dtype = DType::kF32;  // F32, F16, BF16, Q8_0 or Q4_0
+  int64_t rows = 0, cols = 0;
+  const void* codes = nullptr;   // 16-byte aligned
+  const void* scales = nullptr;  // Q8_0, Q4_0
+};
+
+struct PackedWeights {
+  DType dtype = DType::kF32;
+  std::vector<uint8_t> codes, scales;
+};
+
+// The inputs in 16 bytes; 0 for a format that the device does not have.
+constexpr int MatrixStep(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 8;
+    case DType::kQ8_0:
+      return 16;
+    case DType::kQ4_0:
+      return 32;
+    default:
+      return 0;
+  }
+}
+
+// The same values: a format that the device does not have becomes F32.
+PackedWeights PackForDevice(const HostTensor& tensor);
+
+}  // namespace baton::kernels::cuda
+
+#endif  // BATON_KERNELS_CUDA_DEVICE_MATRIX_H_
