@@ -16,7 +16,8 @@
 namespace baton::kernels::cuda {
 
 inline constexpr uint32_t kWholeWarp = 0xffffffff;
-inline constexpr size_t kPlainSharedBytes = 48 << 10;  // more must be asked for
+// Dynamic shared memory beyond this is asked for: 48 KB less what a kernel may have beside it.
+inline constexpr size_t kPlainSharedBytes = 24 << 10;
 
 // An object in the block's shared memory. kIndex tells several of one kernel apart.
 template <typename T, int kIndex = 0>

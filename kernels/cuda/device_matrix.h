@@ -1,4 +1,4 @@
-// How a weight lies on the device, and its packing on the host.
+// How a weight lies on the device (pack_weights.h puts it there).
 //
 // Rows go in groups of 32, one for each lane of a warp; each lane reads 16 bytes at a time, so that a warp reads 512
 // bytes in a row and one product streams through memory in order:
@@ -11,9 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
 
 namespace baton::kernels::cuda {
 
@@ -25,11 +24,6 @@ struct DeviceMatrix {
   int64_t rows = 0, cols = 0;
   const void* codes = nullptr;   // 16-byte aligned
   const void* scales = nullptr;  // Q8_0, Q4_0
-};
-
-struct PackedWeights {
-  DType dtype = DType::kF32;
-  std::vector<uint8_t> codes, scales;
 };
 
 // The inputs in 16 bytes; 0 for a format that the device does not have.
@@ -48,9 +42,6 @@ constexpr int MatrixStep(DType dtype) {
       return 0;
   }
 }
-
-// The same values: a format that the device does not have becomes F32.
-PackedWeights PackForDevice(const HostTensor& tensor);
 
 }  // namespace baton::kernels::cuda
 

@@ -1,9 +1,16 @@
+#include "kernels/backend.h"
 #include "kernels/cuda/math.cuh"
 
 namespace baton::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+
+__device__ __forceinline__ float ApplyActivation(Activation act, float x) {
+  if (act == Activation::kSilu) return x * Sigmoid(x);
+  const float cubic = fmaf(x * x * x, 0.044715f, x);
+  return x * Sigmoid(cubic * 1.59576912f);
+}
 
 __global__ void __launch_bounds__(kThreads)
     GatedKernel(Activation act, float* gate, int64_t gate_stride, const float* up, int64_t up_stride, int dim) {

@@ -11,11 +11,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/backend.h"
 #include "kernels/cuda/device_matrix.h"
 #include "kernels/kv_view.h"
 
 struct CUstream_st;
+
+// kernels/backend.h is left out: nvcc takes seconds for what it includes.
+namespace baton::kernels {
+enum class Activation;
+}  // namespace baton::kernels
 
 namespace baton::kernels::cuda {
 
@@ -47,7 +51,11 @@ struct RopeKvArgs {
   int m = 0, num_heads = 0, head_dim = 0;
   const int32_t* positions = nullptr;
   const int32_t* block_ids = nullptr;  // with k
-  RopeTable rope;                      // cos null: q and k are taken as they are
+  // RopeTable's; cos null: q and k are taken as they are.
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int rope_dim = 0;
+  bool interleaved = false;
   const int32_t* rope_rows = nullptr;  // row r's angles are the table's row rope_rows[r]; null: positions[r]
   KvView kv;                           // with k
   int layer = 0;
@@ -88,6 +96,45 @@ struct MatMulArgs {
 inline constexpr int kInputPiece = 512;  // inputs that one chain of sums takes
 inline constexpr int kGemvMaxRows = 8;   // up to here rows stream the weights, beyond they share tiles
 void MatMul(const MatMulArgs& args, Stream stream);
+
+
+// Attention of Backend, in the order of kernels/README.md: keys in tiles of 64, pieces of kAttentionPiece, both at
+// multiples of the absolute position. A prefill unit's block goes through all pieces; of a decode unit each piece is a
+// block of its own, whose result is a record, and a second kernel merges the records in ascending order.
+inline constexpr int kAttentionPiece = 512;
+inline constexpr int kPrefillQueries = 16;  // rows times heads of a unit
+inline constexpr int kDecodeQueries = 8;
+constexpr int64_t AttentionRecordFloats(int head_dim) { return head_dim + 32; }  // output, sums, maximum
+
+// Consecutive rows of one sequence with some query heads of a KV head; the grid's second dimension is the KV head.
+struct AttentionUnit {
+  int32_t row_begin = 0, num_rows = 0;  // of the batch
+  int32_t first_position = 0;           // of row_begin
+  int32_t table_begin = 0;              // of the sequence in block_tables
+  int32_t head_begin = 0, num_heads = 0;
+  int32_t first_piece = 0, num_pieces = 0;  // decode: pieces that the row sees
+  int64_t record = 0;                       // decode: of first_piece
+};
+
+struct AttentionArgs {
+  const float* q = nullptr;  // [rows, num_heads, head_dim]
+  int64_t q_stride = 0;
+  float* out = nullptr;      // likewise
+  int64_t out_stride = 0;
+  KvView kv;
+  int layer = 0;
+  int group = 0;             // query heads of a KV head; the rest as in AttentionParams
+  float scale = 0;
+  int sliding_window = 0;
+  float logit_softcap = 0;
+  const int32_t* block_tables = nullptr;
+  const AttentionUnit* units = nullptr;
+  int num_units = 0;
+  int max_pieces = 0;        // decode
+  float* records = nullptr;  // decode: 16-byte aligned
+};
+void PrefillAttention(const AttentionArgs& args, Stream stream);
+void DecodeAttention(const AttentionArgs& args, Stream stream);
 
 }  // namespace baton::kernels::cuda
 

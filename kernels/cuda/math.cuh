@@ -3,7 +3,6 @@
 #ifndef BATON_KERNELS_CUDA_MATH_CUH_
 #define BATON_KERNELS_CUDA_MATH_CUH_
 
-#include "kernels/backend.h"
 #include "kernels/cuda/device.cuh"
 
 namespace baton::kernels::cuda {
@@ -50,12 +49,6 @@ __device__ __forceinline__ float ExpNotPositive(float x) {
 
 __device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + Exp(0.0f - x)); }
 __device__ __forceinline__ float Tanh(float x) { return 2.0f * Sigmoid(x + x) - 1.0f; }
-
-__device__ __forceinline__ float ApplyActivation(Activation act, float x) {
-  if (act == Activation::kSilu) return x * Sigmoid(x);
-  const float cubic = fmaf(x * x * x, 0.044715f, x);
-  return x * Sigmoid(cubic * 1.59576912f);
-}
 
 __device__ __forceinline__ float Bf16Value(uint32_t bits) { return __uint_as_float(bits << 16); }
 __device__ __forceinline__ float HalfValue(uint16_t bits) {

@@ -32,12 +32,12 @@ struct HeadRow {
 };
 
 __device__ void RotateRow(const RopeKvArgs& a, const float* in, int64_t row, const HeadRow& out) {
-  const int half = a.rope.rope_dim / 2;
+  const int half = a.rope_dim / 2;
   const int64_t angles = static_cast<int64_t>((a.rope_rows != nullptr ? a.rope_rows : a.positions)[row]) * half;
   for (int i = threadIdx.x; i < half; i += kThreads) {
-    const int first = a.rope.style == RopeStyle::kHalves ? i : 2 * i;
-    const int second = a.rope.style == RopeStyle::kHalves ? i + half : 2 * i + 1;
-    const float x = in[first], y = in[second], cos = a.rope.cos[angles + i], sin = a.rope.sin[angles + i];
+    const int first = a.interleaved ? 2 * i : i;
+    const int second = a.interleaved ? 2 * i + 1 : i + half;
+    const float x = in[first], y = in[second], cos = a.cos[angles + i], sin = a.sin[angles + i];
     out.Put(first, x * cos - y * sin);
     out.Put(second, x * sin + y * cos);
   }
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) RopeWriteKvKernel(RopeKvArgs a, KvPl
   const HeadRow out = {nullptr, kept, kv.dtype};
   const float* const in = is_value ? a.v + row * a.v_stride + kv_head * a.head_dim
                                    : a.k + row * a.k_stride + kv_head * a.head_dim;
-  if (!is_value && a.rope.cos != nullptr) {
+  if (!is_value && a.cos != nullptr) {
     RotateRow(a, in, row, out);
   } else {
     for (int d = threadIdx.x; d < a.head_dim; d += kThreads) out.Put(d, in[d]);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) RopeWriteKvKernel(RopeKvArgs a, KvPl
 
 void RopeWriteKv(const RopeKvArgs& args, Stream stream) {
   const KvLayout& layout = args.kv.layout;
-  const int num_q = args.q != nullptr && args.rope.cos != nullptr ? args.num_heads : 0;
+  const int num_q = args.q != nullptr && args.cos != nullptr ? args.num_heads : 0;
   KvPlace place = {};
   if (args.k != nullptr) {
     place = {args.kv.base,      layout.block_bytes(), layout.head_bytes(), layout.offset(args.layer, false, 0),

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/pack_weights.h"
 #include "tests/gpu/gpu_test_util.h"
 
 namespace baton::kernels::cuda {

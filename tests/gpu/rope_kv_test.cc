@@ -77,7 +77,8 @@ class RopeKvTest : public testing::TestWithParam<Case> {
     std::vector<std::byte> pool = EmptyPool();
     RopeWriteKv({.q = q.data(), .q_stride = q_stride_, .k = k_.data(), .k_stride = kv_stride_, .v = v_.data(),
                  .v_stride = kv_stride_, .m = kRows, .num_heads = GetParam().num_heads, .head_dim = layout_.head_dim,
-                 .positions = positions_.data(), .block_ids = block_ids_.data(), .rope = rotate ? rope() : RopeTable(), .rope_rows = rope_rows_,
+                 .positions = positions_.data(), .block_ids = block_ids_.data(), .cos = rotate ? cos_.data() : nullptr, .sin = sin_.data(), .rope_dim = GetParam().rope_dim,
+                 .interleaved = GetParam().style == RopeStyle::kInterleaved, .rope_rows = rope_rows_,
                  .kv = {pool.data(), layout_}, .layer = 1},
                 nullptr);
     return Joined(q, pool);

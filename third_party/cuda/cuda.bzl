@@ -36,7 +36,7 @@ def _cuda_library(ctx):
         base = ctx.label.name + "/" + src.basename[:-len(".cu")]
         object_file = ctx.actions.declare_file(base + ".o")
         report = ctx.actions.declare_file(base + ".ptxas.txt")
-        args = ["-std=c++20", "-O3", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall,-ffp-contract=off", "-I."] + _EXACT
+        args = ["-std=c++20", "--expt-relaxed-constexpr", "-O3", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall,-ffp-contract=off", "-I."] + _EXACT
         args += ["-gencode=arch=compute_{0},code=sm_{0}".format(a) for a in archs]
         # ptxas reports registers, stack and spills of each kernel on stderr.
         ctx.actions.run_shell(

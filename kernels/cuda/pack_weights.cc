@@ -1,4 +1,4 @@
-#include "kernels/cuda/device_matrix.h"
+#include "kernels/cuda/pack_weights.h"
 
 #include <cstring>
 
