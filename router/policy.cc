@@ -126,6 +126,22 @@ void Decide(std::vector<Scored>* scored, PlacementRule rule, uint64_t seed) {
   scored->resize(shown);
 }
 
+// Orders by the rule; `describe` says of each candidate why.
+template <typename Describe>
+Choice Decided(std::span<const WorkerSnapshot> workers, std::vector<Scored>* eligible, PlacementRule rule, uint64_t seed,
+               const Describe& describe) {
+  Choice choice;
+  choice.considered = static_cast<uint32_t>(eligible->size());
+  Decide(eligible, rule, seed);
+  choice.worker = eligible->front().index;
+  for (const Scored& s : *eligible) {
+    Candidate& candidate = choice.candidates.emplace_back();
+    candidate.id = workers[s.index].id;
+    describe(s, workers[s.index], candidate);
+  }
+  return choice;
+}
+
 double PrefillUsAt(const StepCost& cost, const WorkerSnapshot& w, uint64_t queue, uint64_t cached, uint64_t tokens) {
   const double own = static_cast<double>(tokens), ahead = static_cast<double>(queue);
   if (cost.samples == 0) return (own + ahead) * kUnknownRowUs;
@@ -299,20 +315,12 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
     s.us = options.rule == PlacementRule::kCost ? predict(s) : static_cast<double>(w.pending_tokens);
     s.load = w.in_flight;
   }
-  Choice choice;
-  choice.considered = static_cast<uint32_t>(eligible.size());
-  Decide(&eligible, options.rule, seed);
-  choice.worker = eligible.front().index;
-  for (const Scored& s : eligible) {
-    const WorkerSnapshot& w = workers[s.index];
-    Candidate& c = choice.candidates.emplace_back();
-    c.id = w.id;
+  return Decided(workers, &eligible, options.rule, seed, [&](const Scored& s, const WorkerSnapshot& w, Candidate& c) {
     c.predicted_us = c.ttft_us = predict(s);
     c.queue_tokens = w.pending_tokens;
     c.cached_tokens = s.cached;
     c.measured = OfPrefill(w).samples > 0;
-  }
-  return choice;
+  });
 }
 
 absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
@@ -343,20 +351,12 @@ absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const
     s.us = options.rule == PlacementRule::kCost ? std::max(s.us, 0.0) + cost(w) : static_cast<double>(w.sequences);
     s.load = w.in_flight;
   }
-  Choice choice;
-  choice.considered = static_cast<uint32_t>(eligible.size());
-  Decide(&eligible, options.rule, seed);
-  choice.worker = eligible.front().index;
-  for (const Scored& s : eligible) {
-    const WorkerSnapshot& w = workers[s.index];
-    Candidate& c = choice.candidates.emplace_back();
-    c.id = w.id;
+  return Decided(workers, &eligible, options.rule, seed, [&](const Scored& s, const WorkerSnapshot& w, Candidate& c) {
     c.predicted_us = options.rule == PlacementRule::kCost ? s.us : cost(w);
     c.sequences = w.sequences;
     c.free_blocks = FreeBlocks(w);
     c.measured = w.cost.samples > 0;
-  }
-  return choice;
+  });
 }
 
 absl::StatusOr<Choice> PickLocal(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
@@ -388,14 +388,7 @@ absl::StatusOr<Choice> PickLocal(std::span<const WorkerSnapshot> workers, const 
     s.us = options.rule == PlacementRule::kCost ? predict(s) : static_cast<double>(w.pending_tokens + w.sequences);
     s.load = w.in_flight;
   }
-  Choice choice;
-  choice.considered = static_cast<uint32_t>(eligible.size());
-  Decide(&eligible, options.rule, seed);
-  choice.worker = eligible.front().index;
-  for (const Scored& s : eligible) {
-    const WorkerSnapshot& w = workers[s.index];
-    Candidate& c = choice.candidates.emplace_back();
-    c.id = w.id;
+  return Decided(workers, &eligible, options.rule, seed, [&](const Scored& s, const WorkerSnapshot& w, Candidate& c) {
     c.predicted_us = predict(s);
     c.ttft_us = to_first(s);
     c.queue_tokens = LocalQueue(w);
@@ -403,8 +396,7 @@ absl::StatusOr<Choice> PickLocal(std::span<const WorkerSnapshot> workers, const 
     c.sequences = w.sequences;
     c.free_blocks = FreeBlocks(w);
     c.measured = PrefillCostOf(workers, w).samples > 0;
-  }
-  return choice;
+  });
 }
 
 }  // namespace baton::router

@@ -78,6 +78,9 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, 
   absl::StatusOr<rpc::Security> security = rpc::Security::FromConfig(config, {rpc::PeerRole::kRouter});
   if (!security.ok()) return security.status();
   if (absl::Status s = security->CheckAddress("the gRPC address", config.listen()); !s.ok()) return s;
+  if (membership::UsesRegistry(config)) {
+    if (absl::Status s = membership::CheckSettings(config); !s.ok()) return s;
+  }
   absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);
   if (!text.ok()) return text.status();
   std::unique_ptr<Router> router(new Router(config, *std::move(security), *std::move(text), metrics, clock));

@@ -133,8 +133,8 @@ std::vector<std::string> EndpointSlices::Addresses() const {
   return all;
 }
 
-absl::StatusOr<std::unique_ptr<RouterDirectory>> KubernetesDirectory::Open(const v1::Config& config,
-                                                                           OnRouters on_routers) {
+absl::StatusOr<std::unique_ptr<KubernetesDirectory>> KubernetesDirectory::Create(const v1::Config& config,
+                                                                                OnRouters on_routers) {
   if (!config.has_kubernetes_service()) {
     return absl::InvalidArgumentError("kubernetes_service is not set; it names the routers' service (namespace/name)");
   }
@@ -172,10 +172,16 @@ absl::StatusOr<std::unique_ptr<RouterDirectory>> KubernetesDirectory::Open(const
   }
   absl::StatusOr<std::unique_ptr<HttpsClient>> client = HttpsClient::Create(api, absl::StrCat(folder, "/ca.crt"));
   if (!client.ok()) return client.status();
-  std::unique_ptr<KubernetesDirectory> directory(new KubernetesDirectory(
+  return std::unique_ptr<KubernetesDirectory>(new KubernetesDirectory(
       *std::move(client), std::move(service), config.kubernetes_port(), std::move(on_routers)));
-  directory->thread_.Start([d = directory.get()] { d->Run(); });
-  return directory;
+}
+
+absl::StatusOr<std::unique_ptr<RouterDirectory>> KubernetesDirectory::Open(const v1::Config& config,
+                                                                           OnRouters on_routers) {
+  absl::StatusOr<std::unique_ptr<KubernetesDirectory>> directory = Create(config, std::move(on_routers));
+  if (!directory.ok()) return directory.status();
+  (*directory)->thread_.Start([d = directory->get()] { d->Run(); });
+  return *std::move(directory);
 }
 
 KubernetesDirectory::KubernetesDirectory(std::unique_ptr<HttpsClient> client, Service service, std::string port,

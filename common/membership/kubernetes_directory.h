@@ -43,6 +43,8 @@ class EndpointSlices {
 class KubernetesDirectory final : public RouterDirectory {
  public:
   // Settings kubernetes_*. NOT_FOUND: the credentials' folder lacks a file (this is not a pod with a service account).
+  // Reads the settings; asks nobody yet.
+  static absl::StatusOr<std::unique_ptr<KubernetesDirectory>> Create(const v1::Config& config, OnRouters on_routers);
   static absl::StatusOr<std::unique_ptr<RouterDirectory>> Open(const v1::Config& config, OnRouters on_routers);
   ~KubernetesDirectory() override;
 

@@ -33,6 +33,12 @@ bool UsesRegistry(const v1::Config& config) {
   return config.membership() == "etcd" || config.membership() == "kubernetes";
 }
 
+absl::Status CheckSettings(const v1::Config& config) {
+  if (config.membership() == "etcd") return EtcdClient::Create(config).status();
+  if (config.membership() == "kubernetes") return KubernetesDirectory::Create(config, nullptr).status();
+  return config.has_router() ? ParseAddresses("router", config.router()).status() : absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<RouterDirectory>> OpenRouterDirectory(const v1::Config& config, OnRouters on_routers) {
   if (config.membership() == "etcd") return EtcdDirectory::Open(config, std::move(on_routers));
   if (config.membership() == "kubernetes") return KubernetesDirectory::Open(config, std::move(on_routers));

@@ -29,6 +29,9 @@ class RouterDirectory {
 // Whether `membership` names a registry, and not the list in the settings.
 bool UsesRegistry(const v1::Config& config);
 
+// What OpenRouterDirectory would say of the settings, without opening anything: known before a model is loaded.
+absl::Status CheckSettings(const v1::Config& config);
+
 // By the setting `membership`. For "embedded" on_routers is called at once, with the setting `router`, on the caller's
 // thread. INVALID_ARGUMENT: a setting is missing or malformed. A registry that cannot be reached is no error: it is tried
 // again, with a warning in the log, and so is one that is lost later.

@@ -79,6 +79,7 @@ absl::Status WorkerHost::LoadSecurity() {
   if (!security.ok()) return security.status();
   security_ = *std::move(security);
   if (absl::Status s = security_.CheckAddress("the gRPC address", config_.listen()); !s.ok()) return s;
+  if (absl::Status s = membership::CheckSettings(config_); !s.ok()) return s;
   if (!config_.has_router() || membership::UsesRegistry(config_)) return absl::OkStatus();
   absl::StatusOr<std::vector<std::string>> routers = membership::ParseAddresses("router", config_.router());
   if (!routers.ok()) return routers.status();

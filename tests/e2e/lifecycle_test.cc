@@ -229,6 +229,19 @@ TEST(RefusalTest, PortInUseNamesThePort) {
   EXPECT_NE((*second)->stderr_text().find((*cluster)->router_address()), std::string::npos) << (*second)->stderr_text();
 }
 
+// Bug: it was said only after the model was loaded and the process had called itself ready.
+TEST(RefusalTest, AWrongMembershipSettingIsSaidBeforeTheModelIsLoaded) {
+  for (const char* program : {"router/router", "prefill_worker/prefill_worker", "decode_worker/decode_worker"}) {
+    auto process = Process::Start({program, "--model=/nowhere.gguf", "--membership=kubernetes"});
+    ASSERT_TRUE(process.ok());
+    auto code = (*process)->WaitExit(absl::Seconds(60));
+    ASSERT_TRUE(code.ok()) << code.status();
+    EXPECT_NE(*code, 0);
+    const std::string said = (*process)->stderr_text();
+    EXPECT_NE(said.find("kubernetes_service"), std::string::npos) << program << ": " << said;
+  }
+}
+
 TEST(RefusalTest, ModelThatDoesNotFitSaysTheArithmetic) {
   auto worker = Process::Start({"prefill_worker/prefill_worker", "--model=" + SmolLm2(), "--kv-memory-mib=16000000",
                                 "--router=127.0.0.1:1"});

@@ -243,14 +243,17 @@ TEST_F(GenerateTest, AWorkerWithOtherArithmeticNeverJoinsTheStream) {
   script.pause = Pause::kInDecode;
   script.pause_after = 4;
   ScriptedWorker* d0 = AddWorker("d0", "decode", script);
+  std::atomic<int> arrived{0};
   std::thread killer([&] {
-    Eventually([&] { return d0->paused() == 1; });
+    Eventually([&] { return d0->paused() == 1 && arrived == 5; });  // a kill takes along what is still under way
     Script other;
     other.texts = {"abXdefgh"};
     AddWorker("d1", "decode", other);
     d0->Kill();
   });
-  const Answer answer = Generate(Prompt());
+  const Answer answer = Generate(Prompt(), absl::Seconds(30), [&](const v1::GenerateResponse& response) {
+    if (response.has_token()) ++arrived;
+  });
   killer.join();
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kInternal) << answer.status;
   EXPECT_THAT(std::string(answer.status.message()), HasSubstr("at index 2"));
