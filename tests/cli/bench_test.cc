@@ -287,7 +287,7 @@ TEST(BenchClusterTest, ConcurrencyChangesNoToken) {
   const std::string model = TempDir() + "/bench.gguf";
   ASSERT_TRUE(fakes::WriteTinyGguf({}, model).ok());
   BatonProcess up({"up", "--model", model, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--kv-memory-mib", "8",
-                   "--threads", "1", "--json"});
+                   "--threads", "1", "--mode", "disaggregated", "--json"});
   ASSERT_TRUE(up.WaitForOutput("\"ready\"", kPatience)) << up.Stderr();
   const std::string router = Json::parse(up.Stdout(), nullptr, false)["listen"];
   std::map<std::string, Json> by_load;

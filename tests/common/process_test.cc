@@ -223,11 +223,13 @@ TEST(ShutdownTest, DrainsWhenAParentOfManyThreadsDies) {
     if (parent == 0) {
       const pid_t child = fork();
       if (child == 0) {
-        ShutdownSignals signals;
-        DrainWhenParentDies();
-        [[maybe_unused]] const ssize_t n = write(fds[1], "x", 1);
-        signals.WaitForDrain();
-        usleep(50'000);  // a drain, in which the kernel's other signals arrive
+        {
+          ShutdownSignals signals;
+          DrainWhenParentDies();
+          [[maybe_unused]] const ssize_t n = write(fds[1], "x", 1);
+          signals.WaitForDrain();
+          usleep(50'000);  // a drain, in which the kernel's other signals arrive
+        }
         _exit(42);
       }
       for (int i = 0; i < 16; ++i) std::thread([] { pause(); }).detach();
