@@ -8,7 +8,7 @@
 #include "cli/bench/arrivals.h"
 #include "cli/bench/trace.h"
 #include "cli/connect.h"
-#include "cli/read_file.h"
+#include "common/read_file.h"
 
 namespace baton::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
 #include "cli/output.h"
-#include "cli/read_file.h"
+#include "common/read_file.h"
 #include "cli/settings.h"
 #include "common/config.h"
 #include "common/rpc/server.h"

@@ -18,7 +18,7 @@
 #include "cli/doctor.h"
 #include "cli/inspect.h"
 #include "cli/quantity.h"
-#include "cli/read_file.h"
+#include "common/read_file.h"
 #include "cli/settings.h"
 #include "engine/available_memory.h"
 #include "kernels/cpu/cpu_features.h"

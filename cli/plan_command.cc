@@ -14,7 +14,7 @@
 #include "cli/plan_model.h"
 #include "cli/plan_print.h"
 #include "cli/quantity.h"
-#include "cli/read_file.h"
+#include "common/read_file.h"
 #include "cli/settings.h"
 
 namespace baton::cli {

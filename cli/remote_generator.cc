@@ -1,8 +1,10 @@
 #include "cli/remote_generator.h"
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/membership/router_directory.h"
+#include "common/read_file.h"
 #include "common/rpc/channel.h"
 #include "common/status.h"
 
@@ -10,6 +12,7 @@ namespace baton::cli {
 namespace {
 
 constexpr char kNoRouter[] = "NO_ROUTER";
+constexpr size_t kMaxKeyFileBytes = 4096;
 constexpr absl::Duration kUnaryTimeout = absl::Seconds(10);
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const v1::Config& config, absl::string_view what,
@@ -25,6 +28,11 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const v1::Config& con
   rpc::ChannelOptions options;
   options.security = *std::move(security);
   options.peer = peer;
+  if (peer == rpc::PeerRole::kRouter && config.has_api_key_file()) {
+    absl::StatusOr<std::string> key = ReadSmallFile(config.api_key_file(), kMaxKeyFileBytes);
+    if (!key.ok()) return absl::Status(key.status().code(), absl::StrCat("api_key_file: ", key.status().message()));
+    options.authorization = absl::StrCat("Bearer ", absl::StripAsciiWhitespace(*key));
+  }
   // Of several the first that answers; gRPC takes a list of IPv4 addresses.
   return rpc::CreateChannel(addresses->size() == 1 ? address : absl::StrCat("ipv4:", absl::StrJoin(*addresses, ",")),
                             options);
@@ -54,6 +62,8 @@ std::string NextAfter(const absl::Status& status, const std::string& command) {
       return "try again in a moment; `baton status` shows how full the workers are";
     case absl::StatusCode::kDeadlineExceeded:
       return "give it more time (--timeout), or fewer tokens (--max-tokens)";
+    case absl::StatusCode::kUnauthenticated:
+      return "--api-key-file FILE, or BATON_API_KEY_FILE: the file with your key";
     default:
       return "baton status";
   }

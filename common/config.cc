@@ -107,6 +107,8 @@ constexpr Rule kRules[] = {
     {"prefill_backlog_tokens", "4096", "4096", 1, 1ull << 40},
     {"ttft_slo_ms", "0", "0", 0, kDayMs},
     {"itl_slo_ms", "0", "0", 0, kDayMs},
+    {"api_keys_file", nullptr, nullptr},
+    {"api_key_file", nullptr, nullptr},
     {"tenant_requests_per_minute", "0", "0", 0, 1 << 30},
     {"tenant_tokens_per_minute", "0", "0", 0, 1ull << 40},
     {"tenant_concurrency", "0", "0", 0, 1 << 20},

@@ -1,4 +1,4 @@
-#include "cli/read_file.h"
+#include "common/read_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace baton::cli {
+namespace baton {
 namespace {
 
 absl::Status Errno(int error, const std::string& path) {
@@ -56,4 +56,4 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_by
   return text;
 }
 
-}  // namespace baton::cli
+}  // namespace baton

@@ -39,8 +39,8 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(const v1::GenerateRequest& reque
   return admitted;
 }
 
-void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, absl::Time deadline,
-                      const MakeClient& make_client) {
+void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, const std::string& tenant,
+                      absl::Time deadline, const MakeClient& make_client) {
   ++requests_total_;
   // An id that is not valid is not shown anywhere.
   std::string key;
@@ -58,6 +58,7 @@ void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, absl::
   if (absl::Status status = context_->table->Add(key, driver); !status.ok()) return driver->Reject(std::move(status));
   absl::StatusOr<AdmittedRequest> admitted = Prepare(*request, key);
   if (!admitted.ok()) return driver->Reject(admitted.status());
+  admitted->tenant = tenant;
   driver->Admit(*std::move(admitted));
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
+#include "router/api_keys.h"
 #include "router/client_stream.h"
 #include "router/model_text.h"
 #include "router/request_driver.h"
@@ -26,15 +27,21 @@ class Intake {
   // Called once, before anything is pushed.
   using MakeClient = RequestDriver::MakeClient;
 
-  Intake(const IntakeOptions& options, const ModelText* text, ClusterView* view, const DriverContext* context)
-      : options_(options), text_(text), view_(view), context_(context) {}
+  Intake(const IntakeOptions& options, const ModelText* text, ClusterView* view, const DriverContext* context,
+         const ApiKeys* keys)
+      : options_(options), text_(text), view_(view), context_(context), keys_(keys) {}
 
   // From now on Generate is refused with UNAVAILABLE.
   void Drain() { draining_ = true; }
 
-  // Starts a request; whatever happens to it, a refusal too, the client hears. An error as `request` is one that the
-  // door found itself.
-  void Generate(const absl::StatusOr<v1::GenerateRequest>& request, absl::Time deadline, const MakeClient& make_client);
+  // The tenant that the caller is; doors ask before all else, for every kind of request. `authorization`: the header, or
+  // gRPC metadata, of that name. UNAUTHENTICATED, as ApiKeys.
+  absl::StatusOr<std::string> TenantOf(absl::string_view authorization) const { return keys_->TenantOf(authorization); }
+
+  // Starts a request of `tenant`; whatever happens to it, a refusal too, the client hears. An error as `request` is one
+  // that the door found itself.
+  void Generate(const absl::StatusOr<v1::GenerateRequest>& request, const std::string& tenant, absl::Time deadline,
+                const MakeClient& make_client);
   absl::StatusOr<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request) const;
   absl::StatusOr<v1::DetokenizeResponse> Detokenize(const v1::DetokenizeRequest& request) const;
   v1::ListModelsResponse ListModels() const;
@@ -55,6 +62,7 @@ class Intake {
   const ModelText* const text_;
   ClusterView* const view_;
   const DriverContext* const context_;
+  const ApiKeys* const keys_;
   const absl::Time started_ = absl::Now();
   std::atomic<bool> draining_{false};
   std::atomic<uint64_t> requests_total_{0};

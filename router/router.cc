@@ -45,8 +45,8 @@ PlacementOptions PlacementOptionsFrom(const v1::Config& config) {
 
 }  // namespace
 
-Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ModelText> text, Metrics* metrics,
-               Clock* clock)
+Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ApiKeys> keys,
+               std::unique_ptr<ModelText> text, Metrics* metrics, Clock* clock)
     : config_(config),
       security_(std::move(security)),
       text_(std::move(text)),
@@ -61,7 +61,8 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       calls_(&channels_),
       context_{&table_, &placement_, &calls_, &router_metrics_, text_.get(), clock},
-      intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_),
+      keys_(std::move(keys)),
+      intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_, keys_.get()),
       warm_up_(ServingModeFrom(config.mode()), &view_, context_, metrics),
       inference_(&intake_),
       cluster_(
@@ -78,12 +79,17 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, 
   absl::StatusOr<rpc::Security> security = rpc::Security::FromConfig(config, {rpc::PeerRole::kRouter});
   if (!security.ok()) return security.status();
   if (absl::Status s = security->CheckAddress("the gRPC address", config.listen()); !s.ok()) return s;
+  auto keys = std::make_unique<ApiKeys>();
+  if (config.has_api_keys_file()) {
+    if (absl::Status s = keys->Load(config.api_keys_file()); !s.ok()) return s;
+  }
   if (membership::UsesRegistry(config)) {
     if (absl::Status s = membership::CheckSettings(config); !s.ok()) return s;
   }
   absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);
   if (!text.ok()) return text.status();
-  std::unique_ptr<Router> router(new Router(config, *std::move(security), *std::move(text), metrics, clock));
+  std::unique_ptr<Router> router(
+      new Router(config, *std::move(security), std::move(keys), *std::move(text), metrics, clock));
   if (absl::Status status = router->OpenHttp(); !status.ok()) return status;
   if (absl::Status status = router->OpenGrpc(); !status.ok()) return status;
   if (absl::Status status = router->JoinRouters(); !status.ok()) return status;
@@ -160,6 +166,7 @@ void Router::Tick() {
       if (!stop_) ticker_cv_.WaitWithTimeout(&ticker_mu_, period);
       if (stop_) return;
     }
+    keys_->ReloadIfChanged();
     view_.ExpireSilent();
     placement_.Tick();
     warm_up_.Tick();

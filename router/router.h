@@ -47,8 +47,8 @@ class Router {
   size_t requests_in_flight() const { return table_.running(); }
 
  private:
-  Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ModelText> text, Metrics* metrics,
-         Clock* clock);
+  Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ApiKeys> keys, std::unique_ptr<ModelText> text,
+         Metrics* metrics, Clock* clock);
 
   absl::Status OpenHttp();
   absl::Status OpenGrpc();
@@ -73,6 +73,7 @@ class Router {
   RouterMetrics router_metrics_;
   WorkerCalls calls_;
   DriverContext context_;
+  const std::unique_ptr<ApiKeys> keys_;
   Intake intake_;
   WarmUp warm_up_;
   InferenceService inference_;

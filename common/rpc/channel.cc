@@ -1,8 +1,11 @@
 #include "common/rpc/channel.h"
 
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/client_interceptor.h>
 
 #include <atomic>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -42,6 +45,33 @@ void KeepCallbackThreads() {
   }();
 }
 
+// Adds the credential to each call. gRPC's own call credentials are refused on connections in plain text, and loopback is
+// one.
+class AddAuthorization final : public grpc::experimental::Interceptor {
+ public:
+  explicit AddAuthorization(const std::string* value) : value_(value) {}
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->insert({"authorization", *value_});
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::string* const value_;
+};
+
+class AddAuthorizationFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  explicit AddAuthorizationFactory(std::string value) : value_(std::move(value)) {}
+  grpc::experimental::Interceptor* CreateClientInterceptor(grpc::experimental::ClientRpcInfo*) override {
+    return new AddAuthorization(&value_);  // the channel, which outlives its calls, owns this factory
+  }
+
+ private:
+  const std::string value_;
+};
+
 }  // namespace
 
 std::shared_ptr<grpc::Channel> CreateChannel(const std::string& address, const ChannelOptions& options) {
@@ -68,7 +98,10 @@ std::shared_ptr<grpc::Channel> CreateChannel(const std::string& address, const C
     args.SetString("baton.channel_id", absl::StrCat(next_id.fetch_add(1)));
   }
   const std::shared_ptr<grpc::ChannelCredentials> credentials = options.security.ChannelCredentials(options.peer, &args);
-  return grpc::CreateCustomChannel(address, credentials, args);
+  if (options.authorization.empty()) return grpc::CreateCustomChannel(address, credentials, args);
+  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(std::make_unique<AddAuthorizationFactory>(options.authorization));
+  return grpc::experimental::CreateCustomChannelWithInterceptors(address, credentials, args, std::move(interceptors));
 }
 
 void SetDeadline(grpc::ClientContext* context, absl::Time deadline) {

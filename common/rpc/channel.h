@@ -19,9 +19,11 @@ struct ChannelOptions {
   bool retry_unavailable = true;
   // Two channels of one process to one address share a connection unless this differs.
   bool own_connection = false;
-  // Whether a plain-text address is acceptable (Security::CheckAddress) is for the caller to ask first.
   // For streams of large messages: wide flow-control windows.
   bool bulk = false;
+  // Sent with each call as the metadata of that name, when not empty: "Bearer KEY".
+  std::string authorization;
+  // Whether a plain-text address is acceptable (Security::CheckAddress) is for the caller to ask first.
   Security security;
   PeerRole peer = PeerRole::kRouter;  // under TLS, what the server must prove to be
 };

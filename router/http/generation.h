@@ -24,6 +24,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
  public:
   struct Options {
     std::string id;                              // of the answer; also names the request in logs
+    std::string tenant;
     std::map<std::string, std::string> headers;  // of every answer
     ToolFormat tool_format = ToolFormat::kNone;
     std::function<void(int http_code)> on_status;  // once

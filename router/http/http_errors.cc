@@ -44,6 +44,7 @@ rpc::HttpResponse ErrorResponse(const absl::Status& status) {
   const std::string param = PublicField(field);
   rpc::HttpResponse response = rpc::HttpError(code, RuleFor(status.code()).name, PublicMessage(status, field, param),
                                               param, absl::AsciiStrToLower(ReasonOf(status)));
+  if (code == 401) response.headers["WWW-Authenticate"] = "Bearer";
   if (code == 429 || code == 503) {
     const absl::Duration wait = RetryAfterOf(status).value_or(absl::Seconds(1));
     response.headers["Retry-After"] =

@@ -88,7 +88,7 @@ void OpenAiDoor::AddHandlers(rpc::HttpServer* server) {
   };
   post("/tokenize", &OpenAiDoor::Tokenize);
   post("/detokenize", &OpenAiDoor::Detokenize);
-  server->Handle("GET", "/v1/models", [this](const rpc::HttpRequest&) { return Models(); });
+  server->Handle("GET", "/v1/models", [this](const rpc::HttpRequest& request) { return Models(request); });
   server->Handle("GET", "/v1/models/*", [this](const rpc::HttpRequest& request) { return OneModel(request); });
   server->Handle("GET", "/version", [](const rpc::HttpRequest&) { return JsonResponse({{"version", kVersion}}); });
   server->Handle("GET", "/ping", [](const rpc::HttpRequest&) { return rpc::HttpResponse(); });
@@ -141,6 +141,9 @@ void OpenAiDoor::Generate(const std::string& path, Parse parse, const rpc::HttpR
     Count(path, response.status);
     exchange->Respond(std::move(response));
   };
+  absl::StatusOr<std::string> tenant = TenantOf(request);
+  if (!tenant.ok()) return refuse(ErrorResponse(tenant.status()));
+  options.tenant = *std::move(tenant);
   if (!IsJson(request)) return refuse(NotJson());
   const absl::StatusOr<Json> body = ParseBody(request);
   if (!body.ok()) return refuse(ErrorResponse(body.status()));
@@ -152,7 +155,9 @@ void OpenAiDoor::Generate(const std::string& path, Parse parse, const rpc::HttpR
 
 rpc::HttpResponse OpenAiDoor::Post(const std::string& path, Answer answer, const rpc::HttpRequest& request) {
   rpc::HttpResponse response;
-  if (!IsJson(request)) {
+  if (absl::Status status = TenantOf(request).status(); !status.ok()) {
+    response = ErrorResponse(status);
+  } else if (!IsJson(request)) {
     response = NotJson();
   } else {
     absl::StatusOr<Json> json = ParseBody(request);
@@ -164,7 +169,16 @@ rpc::HttpResponse OpenAiDoor::Post(const std::string& path, Answer answer, const
   return response;
 }
 
-rpc::HttpResponse OpenAiDoor::Models() const {
+absl::StatusOr<std::string> OpenAiDoor::TenantOf(const rpc::HttpRequest& request) const {
+  return intake_->TenantOf(request.header("authorization"));
+}
+
+rpc::HttpResponse OpenAiDoor::Models(const rpc::HttpRequest& request) const {
+  if (absl::Status status = TenantOf(request).status(); !status.ok()) return ErrorResponse(status);
+  return JsonResponse(ListModels());
+}
+
+Json OpenAiDoor::ListModels() const {
   Json list = {{"object", "list"}, {"data", Json::array()}};
   const v1::ListModelsResponse models = intake_->ListModels();
   for (const v1::Model& model : models.models()) {
@@ -178,13 +192,14 @@ rpc::HttpResponse OpenAiDoor::Models() const {
                             {"architecture", model.architecture()},
                             {"fingerprint", model.fingerprint()}});
   }
-  return JsonResponse(list);
+  return list;
 }
 
 rpc::HttpResponse OpenAiDoor::OneModel(const rpc::HttpRequest& request) const {
+  if (absl::Status status = TenantOf(request).status(); !status.ok()) return ErrorResponse(status);
   const std::string name = request.path.substr(std::string("/v1/models/").size());
   if (absl::Status status = intake_->CheckModel(name); !status.ok()) return ErrorResponse(status);
-  return JsonResponse(Json::parse(Models().body, nullptr, false)["data"][0]);
+  return JsonResponse(ListModels()["data"][0]);
 }
 
 absl::StatusOr<Json> OpenAiDoor::Tokenize(const Json& body) const {

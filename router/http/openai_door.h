@@ -38,14 +38,18 @@ class OpenAiDoor {
   void Generate(const std::string& path, Parse parse, const rpc::HttpRequest& request,
                 std::shared_ptr<rpc::HttpExchange> exchange);
   rpc::HttpResponse Post(const std::string& path, Answer answer, const rpc::HttpRequest& request);
-  rpc::HttpResponse Models() const;
+  rpc::HttpResponse Models(const rpc::HttpRequest& request) const;
   rpc::HttpResponse OneModel(const rpc::HttpRequest& request) const;
+  Json ListModels() const;
   absl::StatusOr<Json> Tokenize(const Json& body) const;
   absl::StatusOr<Json> Detokenize(const Json& body) const;
 
   void Count(const std::string& path, int http_code);
   void CountClientRetry(const rpc::HttpRequest& request);
   void WarnOfIgnored(const std::vector<std::string>& names);
+
+  // UNAUTHENTICATED when the caller may not ask.
+  absl::StatusOr<std::string> TenantOf(const rpc::HttpRequest& request) const;
 
   Intake* const intake_;
   Metrics* const metrics_;
