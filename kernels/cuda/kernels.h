@@ -50,7 +50,7 @@ struct RopeKvArgs {
   int64_t v_stride = 0;
   int m = 0, num_heads = 0, head_dim = 0;
   const int32_t* positions = nullptr;
-  const int32_t* block_ids = nullptr;  // with k
+  const int32_t* block_ids = nullptr;  // with k; -1: nothing of the row is written
   // RopeTable's; cos null: q and k are taken as they are.
   const float* cos = nullptr;
   const float* sin = nullptr;
@@ -96,6 +96,8 @@ struct MatMulArgs {
 inline constexpr int kInputPiece = 512;  // inputs that one chain of sums takes
 inline constexpr int kGemvMaxRows = 8;   // up to here rows stream the weights, beyond they share tiles
 void MatMul(const MatMulArgs& args, Stream stream);
+// out[0, cols) = row `row` of the weight, as DequantizeRow gives it.
+void ReadRow(const DeviceMatrix& weight, int64_t row, float* out, Stream stream);
 
 
 // Attention of Backend, in the order of kernels/README.md: keys in tiles of 64, pieces of kAttentionPiece, both at
@@ -135,6 +137,29 @@ struct AttentionArgs {
 };
 void PrefillAttention(const AttentionArgs& args, Stream stream);
 void DecodeAttention(const AttentionArgs& args, Stream stream);
+
+
+// Draws a token for each row (sample.cu says how it compares with engine/sampler.h). What it has not (penalties, bias,
+// top_k, top_p, log-probabilities) is the host's.
+struct SampleRow {
+  float temperature = 0;  // 0: the largest logit
+  float min_p = 0;        // at most 1
+  uint64_t seed = 0;
+  uint32_t choice_index = 0;
+  uint32_t position = 0;  // absolute, of the token to be sampled
+};
+inline constexpr int kSampleChunk = 1024;
+constexpr int64_t NumSampleChunks(int vocab_size) { return (vocab_size + kSampleChunk - 1) / kSampleChunk; }
+struct SampleArgs {
+  const float* logits = nullptr;  // [m, vocab_size]
+  int64_t logits_stride = 0;
+  int m = 0, vocab_size = 0;
+  const SampleRow* rows = nullptr;  // [m]; null: all greedy
+  float* maxima = nullptr;          // [m], scratch
+  double* chunk_sums = nullptr;     // [m * NumSampleChunks(vocab_size)], scratch; with rows
+  int32_t* token_ids = nullptr;     // [m]; -1: a logit is not finite
+};
+void Sample(const SampleArgs& args, Stream stream);
 
 }  // namespace baton::kernels::cuda
 

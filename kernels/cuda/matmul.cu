@@ -172,6 +172,20 @@ __global__ void __launch_bounds__(kTileThreads) GemmKernel(MatMulArgs a) {
   }
 }
 
+template <DType kDType>
+__global__ void __launch_bounds__(kMatrixLanes) ReadRowKernel(DeviceMatrix m, int64_t row, float* out) {
+  using Format = WeightFormat<kDType>;
+  const int64_t step = int64_t{blockIdx.x} * kMatrixLanes + threadIdx.x;
+  if (step * Format::kStep >= m.cols) return;
+  const LaneWeights<kDType> w(m, row / kMatrixLanes, row % kMatrixLanes);
+  const uint4 codes = w.Codes(step);
+  const float scale = w.Scale(step);
+#pragma unroll
+  for (int k = 0; k < Format::kStep; ++k) {
+    if (step * Format::kStep + k < m.cols) out[step * Format::kStep + k] = Format::Value(codes, scale, k);
+  }
+}
+
 template <DType kDType, int kRows>
 void LaunchGemv(const MatMulArgs& a, Stream stream) {
   const size_t shared_bytes = CeilDiv(a.weight.cols, kInputPiece) * size_t{kRows} * 32 * sizeof(float);
@@ -188,23 +202,36 @@ void MatMulOf(const MatMulArgs& a, Stream stream) {
   Launch(GemmKernel<kDType>, dim3(CeilDiv(a.weight.rows, kTile), CeilDiv(a.m, kTile)), dim3(kTileThreads), 0, stream, a);
 }
 
+// fn.operator()<dtype>(); nothing for a format that the device does not have, which is the caller's to refuse.
+template <typename Fn>
+void WithFormat(DType dtype, const Fn& fn) {
+  switch (dtype) {
+    case DType::kF32:
+      return fn.template operator()<DType::kF32>();
+    case DType::kF16:
+      return fn.template operator()<DType::kF16>();
+    case DType::kBF16:
+      return fn.template operator()<DType::kBF16>();
+    case DType::kQ8_0:
+      return fn.template operator()<DType::kQ8_0>();
+    case DType::kQ4_0:
+      return fn.template operator()<DType::kQ4_0>();
+    default:
+      return;
+  }
+}
+
 }  // namespace
 
 void MatMul(const MatMulArgs& args, Stream stream) {
-  switch (args.weight.dtype) {
-    case DType::kF32:
-      return MatMulOf<DType::kF32>(args, stream);
-    case DType::kF16:
-      return MatMulOf<DType::kF16>(args, stream);
-    case DType::kBF16:
-      return MatMulOf<DType::kBF16>(args, stream);
-    case DType::kQ8_0:
-      return MatMulOf<DType::kQ8_0>(args, stream);
-    case DType::kQ4_0:
-      return MatMulOf<DType::kQ4_0>(args, stream);
-    default:
-      return;  // the caller's to refuse
-  }
+  WithFormat(args.weight.dtype, [&]<DType kDType>() { MatMulOf<kDType>(args, stream); });
+}
+
+void ReadRow(const DeviceMatrix& weight, int64_t row, float* out, Stream stream) {
+  WithFormat(weight.dtype, [&]<DType kDType>() {
+    const unsigned steps = CeilDiv(weight.cols, WeightFormat<kDType>::kStep);
+    Launch(ReadRowKernel<kDType>, dim3(CeilDiv(steps, kMatrixLanes)), dim3(kMatrixLanes), 0, stream, weight, row, out);
+  });
 }
 
 }  // namespace baton::kernels::cuda

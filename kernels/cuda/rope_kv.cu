@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kThreads) RopeWriteKvKernel(RopeKvArgs a, KvPl
     RotateRow(a, q, row, {q, nullptr, DType::kF32});
     return;
   }
+  if (a.block_ids[row] < 0) return;
   const bool is_value = head - num_q >= kv.num_kv_heads;
   const int kv_head = (head - num_q) % kv.num_kv_heads;
   const size_t token_bytes = kv.head_bytes / kv.block_size;

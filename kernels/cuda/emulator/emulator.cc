@@ -1,7 +1,6 @@
 #include "kernels/cuda/emulator/emulator.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -10,6 +9,8 @@
 #include <numeric>
 #include <random>
 #include <vector>
+
+#include "kernels/cuda/emulator/fiber_context.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -37,7 +38,7 @@ struct Fiber {
   uint32_t mask = 0;      // of the warp operation it waits in
   unsigned source = 0;    // the lane whose value it takes there
   uint64_t given = 0, received = 0;
-  ucontext_t machine;
+  FiberContext machine;
 };
 
 // Stacks are mapped once and reused: new memory for each block would cost more than the kernels.
@@ -119,7 +120,7 @@ class Block {
   const std::function<void()>& kernel_;
   std::vector<Fiber> fibers_;
   int running_ = 0;
-  ucontext_t scheduler_;
+  FiberContext scheduler_;
   Memory dynamic_shared_;
   Memory shared_[kMaxSharedObjects];
   // What the address sanitizer must know of stacks.
@@ -144,7 +145,7 @@ void Block::SwitchIn(int index) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&scheduler_fake_stack_, StackOf(index), kStackBytes);
 #endif
-  swapcontext(&scheduler_, &fibers_[index].machine);
+  scheduler_.SwitchTo(&fibers_[index].machine);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(scheduler_fake_stack_, nullptr, nullptr);
 #endif
@@ -157,7 +158,7 @@ void Block::SwitchOut(bool ended) {
 #else
   (void)ended;
 #endif
-  swapcontext(&fibers_[running_].machine, &scheduler_);
+  fibers_[running_].machine.SwitchTo(&scheduler_);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake_stack, &scheduler_stack_, &scheduler_stack_bytes_);
 #endif
@@ -208,13 +209,7 @@ bool Block::ReleaseWaiting() {
 
 void Block::Run() {
   g_block = this;
-  for (int i = 0; i < num_fibers(); ++i) {
-    getcontext(&fibers_[i].machine);
-    fibers_[i].machine.uc_stack.ss_sp = StackOf(i);
-    fibers_[i].machine.uc_stack.ss_size = kStackBytes;
-    fibers_[i].machine.uc_link = nullptr;
-    makecontext(&fibers_[i].machine, &Block::Entry, 0);
-  }
+  for (int i = 0; i < num_fibers(); ++i) fibers_[i].machine.Prepare(StackOf(i), kStackBytes, &Block::Entry);
   std::vector<int> order(fibers_.size());
   for (bool done = false; !done;) {
     TheSchedule().Arrange(&order);

@@ -112,6 +112,17 @@ inline float __uint_as_float(uint32_t bits) {
   return value;
 }
 
+inline long long __double_as_longlong(double value) {
+  long long bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline double __longlong_as_double(long long bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 // Fibers do not interrupt one another, so these are atomic as they stand.
 template <typename T>
 T atomicAdd(T* at, T value) {

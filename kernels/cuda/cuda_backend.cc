@@ -1,0 +1,192 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/pack_weights.h"
+
+namespace baton::kernels::cuda {
+namespace {
+
+constexpr Stream kStream = nullptr;
+
+void RequireOk(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "the GPU failed: %s\n", status.ToString().c_str());
+  std::abort();
+}
+
+void Finish() { RequireOk(Synchronize(kStream)); }
+
+class CudaMatrix final : public WeightMatrix {
+ public:
+  static absl::StatusOr<std::unique_ptr<WeightMatrix>> Create(const HostTensor& tensor) {
+    const PackedWeights packed = PackForDevice(tensor);
+    auto matrix = std::make_unique<CudaMatrix>();
+    matrix->matrix_ = {packed.dtype, tensor.rows, tensor.cols, nullptr, nullptr};
+    for (const auto& [from, memory, to] : {std::tuple{&packed.codes, &matrix->codes_, &matrix->matrix_.codes},
+                                           {&packed.scales, &matrix->scales_, &matrix->matrix_.scales}}) {
+      absl::StatusOr<DeviceMemory> allocated = DeviceMemory::Allocate(from->size());
+      if (!allocated.ok()) return allocated.status();
+      *memory = *std::move(allocated);
+      *to = memory->data();
+      if (absl::Status status = CopyToDevice(memory->data(), from->data(), from->size(), kStream); !status.ok()) {
+        return status;
+      }
+    }
+    return matrix;
+  }
+
+  int64_t rows() const override { return matrix_.rows; }
+  int64_t cols() const override { return matrix_.cols; }
+  size_t memory_bytes() const override { return codes_.bytes() + scales_.bytes(); }
+  const DeviceMatrix& matrix() const { return matrix_; }
+
+ private:
+  DeviceMemory codes_, scales_;
+  DeviceMatrix matrix_;
+};
+
+const DeviceMatrix& MatrixOf(const WeightMatrix& weight) { return static_cast<const CudaMatrix&>(weight).matrix(); }
+
+}  // namespace
+
+void* CudaBackend::Buffer::Reserve(size_t bytes) {
+  if (bytes > memory_.bytes()) {
+    absl::StatusOr<DeviceMemory> larger = DeviceMemory::Allocate(bytes + bytes / 2);
+    RequireOk(larger.status());
+    memory_ = *std::move(larger);
+  }
+  return memory_.data();
+}
+
+const void* CudaBackend::Buffer::UploadBytes(const void* data, size_t bytes) {
+  void* const to = Reserve(bytes);
+  RequireOk(CopyToDevice(to, data, bytes, kStream));
+  return to;
+}
+
+absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackWeights(const HostTensor& tensor) {
+  return CudaMatrix::Create(tensor);
+}
+
+void CudaBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {
+  cuda::ReadRow(MatrixOf(weight), row, out, kStream);
+  Finish();
+}
+
+void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
+  for (const MatMulOutput& output : outputs) {
+    cuda::MatMul({.x = x,
+                  .x_stride = x_stride,
+                  .m = m,
+                  .weight = MatrixOf(*output.weight),
+                  .bias = output.bias,
+                  .y = output.y,
+                  .y_stride = output.y_stride},
+                 kStream);
+  }
+  Finish();
+}
+
+void CudaBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, const float* weight, float epsilon, float* y,
+                          int64_t y_stride) {
+  // Without a residual the kernel only reads x.
+  cuda::RmsNorm({.x = const_cast<float*>(x),
+                 .x_stride = x_stride,
+                 .m = m,
+                 .dim = dim,
+                 .weight = weight,
+                 .epsilon = epsilon,
+                 .y = y,
+                 .y_stride = y_stride},
+                kStream);
+  Finish();
+}
+
+void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim,
+                       std::span<const int32_t> positions, const RopeTable& table) {
+  RopeWriteKv({.q = x,
+               .q_stride = x_stride,
+               .m = m,
+               .num_heads = num_heads,
+               .head_dim = head_dim,
+               .positions = positions_.Upload(positions.first(m)),
+               .cos = table.cos,
+               .sin = table.sin,
+               .rope_dim = table.rope_dim,
+               .interleaved = table.style == RopeStyle::kInterleaved},
+              kStream);
+  Finish();
+}
+
+void CudaBackend::WriteKv(int layer, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
+                          std::span<const SequenceChunk> chunks, const KvView& kv) {
+  std::vector<int32_t> positions, block_ids;
+  int rows = 0;
+  for (const SequenceChunk& chunk : chunks) rows = std::max(rows, chunk.row_begin + chunk.num_rows);
+  positions.resize(rows);
+  block_ids.resize(rows, -1);  // rows of no chunk
+  for (const SequenceChunk& chunk : chunks) {
+    for (int i = 0; i < chunk.num_rows; ++i) {
+      const int position = chunk.context_len + i;
+      positions[chunk.row_begin + i] = position;
+      block_ids[chunk.row_begin + i] = chunk.block_table[position / kv.layout.block_size];
+    }
+  }
+  RopeWriteKv({.k = k,
+               .k_stride = k_stride,
+               .v = v,
+               .v_stride = v_stride,
+               .m = rows,
+               .head_dim = kv.layout.head_dim,
+               .positions = positions_.Upload<int32_t>(positions),
+               .block_ids = block_ids_.Upload<int32_t>(block_ids),
+               .kv = kv,
+               .layer = layer},
+              kStream);
+  Finish();
+}
+
+void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
+                            const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
+  const int group = params.num_heads / kv.layout.num_kv_heads;
+  const AttentionPlan plan = PlanAttention(chunks, kv.layout, group, params.sliding_window);
+  AttentionArgs args = {.q = q,
+                        .q_stride = q_stride,
+                        .out = out,
+                        .out_stride = out_stride,
+                        .kv = kv,
+                        .layer = layer,
+                        .group = group,
+                        .scale = params.scale,
+                        .sliding_window = params.sliding_window,
+                        .logit_softcap = params.logit_softcap,
+                        .block_tables = tables_.Upload<int32_t>(plan.block_tables),
+                        .max_pieces = plan.max_pieces,
+                        .records = static_cast<float*>(records_.Reserve(plan.record_floats * sizeof(float)))};
+  args.units = prefill_.Upload<AttentionUnit>(plan.prefill);
+  args.num_units = static_cast<int>(plan.prefill.size());
+  PrefillAttention(args, kStream);
+  args.units = decode_.Upload<AttentionUnit>(plan.decode);
+  args.num_units = static_cast<int>(plan.decode.size());
+  DecodeAttention(args, kStream);
+  Finish();
+}
+
+void CudaBackend::GatedActivation(Activation act, float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
+                                  int m, int dim) {
+  cuda::GatedActivation(act, gate, gate_stride, up, up_stride, m, dim, kStream);
+  Finish();
+}
+
+void CudaBackend::Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim) {
+  cuda::Add(x, x_stride, y, y_stride, m, dim, kStream);
+  Finish();
+}
+
+}  // namespace baton::kernels::cuda

@@ -1,0 +1,328 @@
+#include "tests/gpu/selftest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "engine/sampler.h"
+#include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/pack_weights.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace baton::kernels::cuda {
+namespace {
+
+constexpr Stream kStream = nullptr;
+
+// Arrays on the device. The first error is kept; all later calls do nothing.
+class Device {
+ public:
+  const absl::Status& status() const { return status_; }
+
+  template <typename T>
+  T* Put(const std::vector<T>& values) {
+    T* const at = New<T>(values.size());
+    if (at != nullptr) Keep(CopyToDevice(at, values.data(), values.size() * sizeof(T), kStream));
+    return at;
+  }
+  template <typename T>
+  T* New(size_t n) {
+    absl::StatusOr<DeviceMemory> memory = DeviceMemory::Allocate(n * sizeof(T));
+    Keep(memory.status());
+    if (!status_.ok()) return nullptr;
+    arrays_.push_back(*std::move(memory));
+    return static_cast<T*>(arrays_.back().data());
+  }
+  template <typename T>
+  std::vector<T> Get(const T* at, size_t n) {
+    std::vector<T> values(n);
+    if (status_.ok()) Keep(CopyFromDevice(values.data(), at, n * sizeof(T), kStream));
+    return values;
+  }
+  void Wait() {
+    if (status_.ok()) Keep(Synchronize(kStream));
+  }
+
+ private:
+  void Keep(const absl::Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+  std::vector<DeviceMemory> arrays_;
+  absl::Status status_;
+};
+
+template <typename T>
+std::string Compare(const std::vector<T>& actual, const std::vector<T>& expected, const Device& device) {
+  if (!device.status().ok()) return device.status().ToString();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (std::memcmp(&actual[i], &expected[i], sizeof(T)) != 0) {
+      return absl::StrCat("element ", i, " is ", actual[i], ", expected ", expected[i]);
+    }
+  }
+  return "";
+}
+
+std::unique_ptr<Backend> Cpu() { return MakeBackend(Isa::kScalar, NumericsClass::kF32); }
+
+std::string CheckRmsNorm(int m, int dim, uint32_t seed) {
+  Device device;
+  std::vector<float> x = RandomFloats(m * dim, seed), residual = RandomFloats(m * dim, seed + 1), expected(m * dim);
+  const std::vector<float> weight = RandomFloats(dim, seed + 2);
+  float* const y = device.New<float>(m * dim);
+  const RmsNormArgs args = {.x = device.Put(x), .x_stride = dim, .residual = device.Put(residual), .residual_stride = dim,
+                            .m = m, .dim = dim, .weight = device.Put(weight), .epsilon = 1e-5f, .y = y, .y_stride = dim};
+  if (device.status().ok()) RmsNorm(args, kStream);
+  const auto cpu = Cpu();
+  cpu->Add(x.data(), dim, residual.data(), dim, m, dim);
+  cpu->RmsNorm(x.data(), dim, m, dim, weight.data(), 1e-5f, expected.data(), dim);
+  return Compare(device.Get(y, expected.size()), expected, device);
+}
+
+std::string CheckActivation(Activation act, int m, int dim, uint32_t seed) {
+  Device device;
+  std::vector<float> gate = RandomFloats(m * dim, seed, 4.0f);
+  const std::vector<float> up = RandomFloats(m * dim, seed + 1);
+  float* const on_device = device.Put(gate);
+  const float* const up_on_device = device.Put(up);
+  if (device.status().ok()) GatedActivation(act, on_device, dim, up_on_device, dim, m, dim, kStream);
+  Cpu()->GatedActivation(act, gate.data(), dim, up.data(), dim, m, dim);
+  return Compare(device.Get(on_device, gate.size()), gate, device);
+}
+
+std::string CheckEmbed(DType dtype, int64_t cols, uint32_t seed) {
+  Device device;
+  const TestTensor table = RandomTensor(dtype, 19, cols, seed);
+  const std::vector<int32_t> ids = {18, 0, 7};
+  std::vector<float> expected;
+  for (const int32_t id : ids) {
+    const std::vector<float> row = table.Row(id);
+    expected.insert(expected.end(), row.begin(), row.end());
+  }
+  float* const out = device.New<float>(expected.size());
+  const EmbedArgs args = {.dtype = dtype, .table = device.Put(table.bytes), .cols = cols, .ids = device.Put(ids), .m = 3,
+                          .out = out, .out_stride = cols};
+  if (device.status().ok()) Embed(args, kStream);
+  return Compare(device.Get(out, expected.size()), expected, device);
+}
+
+struct DeviceWeight {
+  DeviceMatrix matrix;
+  DeviceWeight(Device& device, const HostTensor& tensor) {
+    const PackedWeights packed = PackForDevice(tensor);
+    matrix = {packed.dtype, tensor.rows, tensor.cols, device.Put(packed.codes), device.Put(packed.scales)};
+  }
+};
+
+// One piece of inputs has the CPU's order; more are compared with themselves, row by row.
+std::string CheckMatMul(DType dtype, int64_t rows, int64_t cols, int m, uint32_t seed) {
+  Device device;
+  const TestTensor tensor = RandomTensor(dtype, rows, cols, seed);
+  const std::vector<float> x = RandomFloats(m * cols, seed + 1);
+  const DeviceWeight weight(device, tensor.host());
+  float* const y = device.New<float>(m * rows);
+  const float* const x_on_device = device.Put(x);
+  const auto run = [&](int first, int n) {
+    if (!device.status().ok()) return;
+    MatMul({.x = x_on_device + first * cols, .x_stride = cols, .m = n, .weight = weight.matrix, .y = y + first * rows,
+            .y_stride = rows},
+           kStream);
+  };
+  std::vector<float> expected(m * rows);
+  if (cols <= kInputPiece) {
+    const auto cpu = Cpu();
+    const auto packed = cpu->PackWeights(tensor.host()).value();
+    const MatMulOutput output = {packed.get(), nullptr, expected.data(), rows};
+    cpu->MatMul(x.data(), cols, m, {&output, 1});
+  } else {
+    for (int r = 0; r < m; ++r) run(r, 1);
+    expected = device.Get(y, expected.size());
+    // So that one order at least is the definition's: the first output.
+    const std::vector<float> w = tensor.Row(0);
+    float total = 0;
+    for (int64_t begin = 0; begin < cols; begin += kInputPiece) {
+      float acc = 0;
+      for (int64_t k = begin; k < std::min<int64_t>(begin + kInputPiece, cols); ++k) acc = std::fma(w[k], x[k], acc);
+      total = begin == 0 ? acc : total + acc;
+    }
+    expected[0] = total;
+  }
+  run(0, m);
+  return Compare(device.Get(y, expected.size()), expected, device);
+}
+
+// A batch of one prefill chunk and one decode row, written by RopeWriteKv and attended to.
+std::string CheckAttention(DType dtype, int num_heads, int num_kv_heads, int head_dim, int length, uint32_t seed) {
+  Device device;
+  const KvLayout layout = {.dtype = dtype, .num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim};
+  const int num_blocks = length / layout.block_size + 2, rows = std::min(length, 40), q_dim = num_heads * head_dim;
+  std::vector<int32_t> table(num_blocks);
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937(seed));
+  const int kv_dim = num_kv_heads * head_dim;
+  std::vector<float> k = RandomFloats(length * kv_dim, seed + 1), v = RandomFloats(length * kv_dim, seed + 2),
+                     q = RandomFloats(rows * q_dim, seed + 3), expected(rows * q_dim);
+  std::vector<std::byte> pool(num_blocks * layout.block_bytes());
+  std::vector<int32_t> positions(length), block_ids;
+  std::iota(positions.begin(), positions.end(), 0);
+  for (const int p : positions) block_ids.push_back(table[p / layout.block_size]);
+  std::byte* const kv_on_device = device.Put(pool);
+  const RopeKvArgs write = {.k = device.Put(k), .k_stride = kv_dim, .v = device.Put(v), .v_stride = kv_dim, .m = length,
+                            .head_dim = head_dim, .positions = device.Put(positions), .block_ids = device.Put(block_ids),
+                            .kv = {kv_on_device, layout}};
+  if (device.status().ok()) RopeWriteKv(write, kStream);
+  const SequenceChunk all = {0, length, 0, table};
+  const SequenceChunk chunks[] = {{0, rows - 1, length - rows, table}, {rows - 1, 1, length - 1, table}};
+  const auto cpu = Cpu();
+  cpu->WriteKv(0, k.data(), kv_dim, v.data(), kv_dim, {&all, 1}, {pool.data(), layout});
+  const AttentionParams params = {num_heads, 1.0f / std::sqrt(static_cast<float>(head_dim)), 0, 0};
+  cpu->Attention(0, q.data(), q_dim, chunks, {pool.data(), layout}, params, expected.data(), q_dim);
+  const int group = num_heads / num_kv_heads;
+  const AttentionPlan plan = PlanAttention(chunks, layout, group, 0);
+  float* const out = device.New<float>(expected.size());
+  AttentionArgs args = {.q = device.Put(q), .q_stride = q_dim, .out = out, .out_stride = q_dim,
+                        .kv = {kv_on_device, layout}, .group = group, .scale = params.scale,
+                        .block_tables = device.Put(plan.block_tables), .max_pieces = plan.max_pieces,
+                        .records = device.New<float>(plan.record_floats)};
+  const AttentionUnit* const prefill = device.Put(plan.prefill);
+  const AttentionUnit* const decode = device.Put(plan.decode);
+  if (device.status().ok()) {
+    args.units = prefill;
+    args.num_units = static_cast<int>(plan.prefill.size());
+    PrefillAttention(args, kStream);
+    args.units = decode;
+    args.num_units = static_cast<int>(plan.decode.size());
+    DecodeAttention(args, kStream);
+  }
+  return Compare(device.Get(out, expected.size()), expected, device);
+}
+
+std::string CheckSample(int vocab, int m, uint32_t seed) {
+  Device device;
+  const std::vector<float> logits = RandomFloats(m * vocab, seed);
+  std::vector<SampleRow> rows;
+  std::vector<int32_t> expected;
+  engine::Sampler sampler(vocab);
+  for (int r = 0; r < m; ++r) {
+    rows.push_back({.temperature = 0.5f * (r % 4), .seed = seed + r, .position = static_cast<uint32_t>(r)});
+    engine::SamplingParams params;
+    params.temperature = rows[r].temperature;
+    params.seed = rows[r].seed;
+    engine::SampleContext context;
+    context.params = &params;
+    context.position = r;
+    const std::span<const float> row(logits.data() + r * vocab, vocab);
+    expected.push_back(sampler.Sample(row, context).value().token_id);
+  }
+  int32_t* const ids = device.New<int32_t>(m);
+  const SampleArgs args = {.logits = device.Put(logits), .logits_stride = vocab, .m = m, .vocab_size = vocab,
+                           .rows = device.Put(rows), .maxima = device.New<float>(m),
+                           .chunk_sums = device.New<double>(m * NumSampleChunks(vocab)), .token_ids = ids};
+  if (device.status().ok()) Sample(args, kStream);
+  return Compare(device.Get(ids, m), expected, device);
+}
+
+// Seconds of one call, after a first.
+double TimeOf(Device& device, const std::function<void()>& launch) {
+  constexpr int kCalls = 20;
+  launch();
+  device.Wait();
+  const absl::Time start = absl::Now();
+  for (int i = 0; i < kCalls; ++i) launch();
+  device.Wait();
+  return absl::ToDoubleSeconds(absl::Now() - start) / kCalls;
+}
+
+Timing TimeMatMul(DType dtype, int64_t rows, int64_t cols, int m, absl::Status* status) {
+  Device device;
+  const int64_t code_bytes = rows * cols * 16 / MatrixStep(dtype);
+  const int64_t scale_bytes = BlockElements(dtype) > 1 ? rows * cols / 32 * 2 : 0;
+  const DeviceMatrix matrix = {dtype, rows, cols, device.New<uint8_t>(code_bytes), device.New<uint8_t>(scale_bytes)};
+  const MatMulArgs args = {.x = device.New<float>(m * cols), .x_stride = cols, .m = m, .weight = matrix,
+                           .y = device.New<float>(m * rows), .y_stride = rows};
+  Timing timing = {.name = absl::StrCat("matmul ", std::string(Name(dtype)), " ", rows, " x ", cols, ", ", m, " rows"),
+                   .bytes = static_cast<double>(code_bytes + scale_bytes),
+                   .flops = 2.0 * static_cast<double>(rows) * static_cast<double>(cols) * m};
+  if (device.status().ok()) timing.seconds = TimeOf(device, [&] { MatMul(args, kStream); });
+  *status = device.status();
+  return timing;
+}
+
+// 32 query and 8 KV heads of 128, BF16.
+Timing TimeDecodeAttention(int batch, int keys, absl::Status* status) {
+  Device device;
+  const KvLayout layout = {.dtype = DType::kBF16, .num_layers = 1, .num_kv_heads = 8, .head_dim = 128};
+  const int blocks = keys / layout.block_size;
+  std::vector<std::vector<int32_t>> tables(batch);
+  std::vector<SequenceChunk> chunks;
+  for (int i = 0; i < batch; ++i) {
+    for (int b = 0; b < blocks; ++b) tables[i].push_back(i * blocks + b);
+    chunks.push_back({i, 1, keys - 1, tables[i]});
+  }
+  const AttentionPlan plan = PlanAttention(chunks, layout, 4, 0);
+  AttentionArgs args = {.q = device.New<float>(batch * 4096), .q_stride = 4096, .out = device.New<float>(batch * 4096),
+                        .out_stride = 4096,
+                        .kv = {device.New<std::byte>(size_t{1} * batch * blocks * layout.block_bytes()), layout},
+                        .group = 4, .scale = 0.088f, .block_tables = device.Put(plan.block_tables),
+                        .units = device.Put(plan.decode), .num_units = static_cast<int>(plan.decode.size()),
+                        .max_pieces = plan.max_pieces, .records = device.New<float>(plan.record_floats)};
+  Timing timing = {.name = absl::StrCat("decode attention, ", batch, " sequences of ", keys, " keys"),
+                   .bytes = static_cast<double>(batch) * keys * layout.token_bytes()};
+  if (device.status().ok()) timing.seconds = TimeOf(device, [&] { DecodeAttention(args, kStream); });
+  *status = device.status();
+  return timing;
+}
+
+}  // namespace
+
+std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
+  std::vector<CheckResult> results;
+  const auto add = [&](std::string name, std::string failure) {
+    results.push_back({std::move(name), std::move(failure)});
+  };
+  const int size = large ? 8 : 1;
+  add("rms_norm", CheckRmsNorm(3 * size, 521 * size, seed));
+  add("gated silu", CheckActivation(Activation::kSilu, 2 * size, 300 * size, seed));
+  add("gated gelu", CheckActivation(Activation::kGeluTanh, 2 * size, 300 * size, seed));
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0}) {
+    const std::string name(Name(dtype));
+    add("embed " + name, CheckEmbed(dtype, 320 * size, seed));
+    for (const int m : {1, 5, 13 * size}) {
+      add(absl::StrCat("matmul ", name, ", ", m, " rows, one piece"), CheckMatMul(dtype, 70 * size, 512, m, seed));
+      add(absl::StrCat("matmul ", name, ", ", m, " rows"), CheckMatMul(dtype, 39 * size, 1120 * size, m, seed));
+    }
+  }
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+    const std::string name(Name(dtype));
+    add("attention " + name + ", 8 heads of 64", CheckAttention(dtype, 8, 2, 64, large ? 1500 : 70, seed));
+    add("attention " + name + ", 6 heads of 128", CheckAttention(dtype, 6, 6, 128, large ? 1100 : 50, seed));
+    add("attention " + name + ", 4 heads of 256", CheckAttention(dtype, 4, 1, 256, large ? 600 : 41, seed));
+  }
+  add("sample", CheckSample(large ? 128256 : 1500, 8, seed));
+  return results;
+}
+
+absl::StatusOr<std::vector<Timing>> RunTimings() {
+  std::vector<Timing> timings;
+  absl::Status status;
+  for (const DType dtype : {DType::kBF16, DType::kQ8_0, DType::kQ4_0}) {
+    for (const auto& [rows, cols] : {std::pair{4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+      for (const int m : {1, 8, 512}) {
+        timings.push_back(TimeMatMul(dtype, rows, cols, m, &status));
+        if (!status.ok()) return status;
+      }
+    }
+  }
+  for (const auto& [batch, keys] : {std::pair{1, 2048}, {16, 2048}, {16, 8192}}) {
+    timings.push_back(TimeDecodeAttention(batch, keys, &status));
+    if (!status.ok()) return status;
+  }
+  return timings;
+}
+
+}  // namespace baton::kernels::cuda

@@ -1,0 +1,60 @@
+// One program to copy to a machine with a GPU: `selftest [FILE.json]` checks every kernel against the CPU's and times the
+// hot ones. Needs the driver and nothing else; no network. Ends with 0 if all checks passed, 1 if not, 2 without a GPU.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "kernels/cuda/device_memory.h"
+#include "nlohmann/json.hpp"
+#include "tests/gpu/selftest.h"
+
+namespace baton::kernels::cuda {
+namespace {
+
+std::string Library(const char* file) {
+  void* const handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  return handle != nullptr ? "present" : "absent";
+}
+
+int Main(const char* json_file) {
+  const absl::StatusOr<DeviceInfo> info = DescribeDevice();
+  if (!info.ok()) {
+    std::fprintf(stderr, "no GPU: %s\n", info.status().ToString().c_str());
+    return 2;
+  }
+  nlohmann::json report = {{"device", info->name},
+                           {"compute_capability", info->compute_capability},
+                           {"memory_bytes", info->memory_bytes},
+                           {"memory_bytes_per_second", info->memory_bytes_per_second},
+                           {"cublasLt", Library("libcublasLt.so.13")},
+                           {"nccl", Library("libnccl.so.2")}};
+  std::printf("%s\n", report.dump(2).c_str());
+  int failed = 0;
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    for (const CheckResult& check : RunChecks(true, seed)) {
+      failed += !check.failure.empty();
+      std::printf("%-6s %s %s\n", check.failure.empty() ? "ok" : "FAILED", check.name.c_str(), check.failure.c_str());
+      report["checks"].push_back({{"name", check.name}, {"seed", seed}, {"failure", check.failure}});
+    }
+  }
+  const absl::StatusOr<std::vector<Timing>> timings = RunTimings();
+  if (!timings.ok()) std::printf("FAILED timings: %s\n", timings.status().ToString().c_str());
+  std::printf("%-50s %10s %8s %8s %6s\n", "", "us", "GB/s", "TFLOP/s", "% peak");
+  for (const Timing& timing : timings.ok() ? *timings : std::vector<Timing>()) {
+    const double rate = timing.bytes / timing.seconds;
+    const double share = info->memory_bytes_per_second > 0 ? 100 * rate / info->memory_bytes_per_second : 0;
+    std::printf("%-50s %10.1f %8.0f %8.2f %6.1f\n", timing.name.c_str(), timing.seconds * 1e6, rate / 1e9,
+                timing.flops / timing.seconds / 1e12, share);
+    report["timings"].push_back({{"name", timing.name}, {"seconds", timing.seconds}, {"bytes_per_second", rate},
+                                 {"flops", timing.flops / timing.seconds}, {"memory_share_percent", share}});
+  }
+  if (json_file != nullptr) std::ofstream(json_file) << report.dump(2) << "\n";
+  std::printf("%d checks failed\n", failed);
+  return failed > 0 || !timings.ok() ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace baton::kernels::cuda
+
+int main(int argc, char** argv) { return baton::kernels::cuda::Main(argc > 1 ? argv[1] : nullptr); }
