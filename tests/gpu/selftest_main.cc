@@ -1,21 +1,15 @@
 // One program to copy to a machine with a GPU: `selftest [FILE.json]` checks every kernel against the CPU's and times the
 // hot ones. Needs the driver and nothing else; no network. Ends with 0 if all checks passed, 1 if not, 2 without a GPU.
-#include <dlfcn.h>
-
 #include <cstdio>
 #include <fstream>
 
 #include "kernels/cuda/device_memory.h"
 #include "nlohmann/json.hpp"
 #include "tests/gpu/selftest.h"
+#include "tests/gpu/selftest_libraries.h"
 
 namespace baton::kernels::cuda {
 namespace {
-
-std::string Library(const char* file) {
-  void* const handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-  return handle != nullptr ? "present" : "absent";
-}
 
 int Main(const char* json_file) {
   const absl::StatusOr<DeviceInfo> info = DescribeDevice();
@@ -27,17 +21,19 @@ int Main(const char* json_file) {
                            {"compute_capability", info->compute_capability},
                            {"memory_bytes", info->memory_bytes},
                            {"memory_bytes_per_second", info->memory_bytes_per_second},
-                           {"cublasLt", Library("libcublasLt.so.13")},
-                           {"nccl", Library("libnccl.so.2")}};
+                           {"cublasLt", CublasLtVersion()},
+                           {"nccl", NcclVersion()}};
   std::printf("%s\n", report.dump(2).c_str());
   int failed = 0;
-  for (uint32_t seed = 1; seed <= 3; ++seed) {
-    for (const CheckResult& check : RunChecks(true, seed)) {
+  const auto take = [&](uint32_t seed, const std::vector<CheckResult>& checks) {
+    for (const CheckResult& check : checks) {
       failed += !check.failure.empty();
       std::printf("%-6s %s %s\n", check.failure.empty() ? "ok" : "FAILED", check.name.c_str(), check.failure.c_str());
       report["checks"].push_back({{"name", check.name}, {"seed", seed}, {"failure", check.failure}});
     }
-  }
+  };
+  for (uint32_t seed = 1; seed <= 3; ++seed) take(seed, RunChecks(true, seed));
+  take(0, CheckNccl());
   const absl::StatusOr<std::vector<Timing>> timings = RunTimings();
   if (!timings.ok()) std::printf("FAILED timings: %s\n", timings.status().ToString().c_str());
   std::printf("%-50s %10s %8s %8s %6s\n", "", "us", "GB/s", "TFLOP/s", "% peak");
