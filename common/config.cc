@@ -62,6 +62,7 @@ constexpr Rule kRules[] = {
     {"http", "127.0.0.1:8000", "127.0.0.1:0"},
     {"http_max_connections", "1024", "1024", 1, 1 << 16},
     {"tool_format", "auto", "auto", 0, 0, "auto hermes llama3 none"},
+    {"console", "view", "view", 0, 0, "off view admin"},
     {"router", "127.0.0.1:50051", "127.0.0.1:50051"},
     {"log_level", "info", "info", 0, 0, "trace debug info warn error"},
     {"log_format", "text", "text", 0, 0, "text json"},

@@ -122,6 +122,8 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
       done->set_decode_queue_ms(absl::ToDoubleMilliseconds(stats.queue));
       done->set_num_preemptions(stats.num_preemptions);
       done->set_num_steps(stats.num_steps);
+      done->set_logits_ms(absl::ToDoubleMilliseconds(stats.logits));
+      done->set_sample_ms(absl::ToDoubleMilliseconds(stats.sample));
       Push(std::move(event));
     }
     Handle(CallEvent::kDone, status);

@@ -108,7 +108,7 @@ class EngineCore {
   std::optional<kvcache::BlockTable> Allocate(int64_t num_blocks);
   void BuildBatch(const Decision& decision, absl::Time now);
   void RunBatch();
-  void AfterForward(const BatchBuilder::Item& item, std::span<const float> logits);
+  void AfterForward(const BatchBuilder::Item& item, absl::Duration forward, std::span<const float> logits);
   // The next token of one choice of `sequence`, sent to the sink, with its finish_reason.
   absl::StatusOr<SampledToken> SampleNext(const Sequence& sequence, int choice_index, std::span<const float> logits);
   void SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const float> logits);

@@ -197,17 +197,18 @@ void EngineCore::RunBatch() {
   const absl::Time begin = clock_->Now();
   runner_->Forward(batch_.batch(), pool_->view(), logits_);
   StepCostModel& cost = batch_.has_prefill() ? prefill_cost_ : cost_;
-  cost.Learn(batch_.num_rows(), batch_.num_positions(), clock_->Now() - begin);
+  const absl::Duration took = clock_->Now() - begin;
+  cost.Learn(batch_.num_rows(), batch_.num_positions(), took);
   ++num_forwards_;
   // Sampling changes tables and token vectors, so the batch's views are dead from here on; its items are not.
   for (const BatchBuilder::Item& item : batch_.items()) {
     std::span<const float> logits;
     if (item.logit_index >= 0) logits = std::span(logits_).subspan(item.logit_index * vocab, vocab);
-    AfterForward(item, logits);
+    AfterForward(item, took, logits);
   }
 }
 
-void EngineCore::AfterForward(const BatchBuilder::Item& item, std::span<const float> logits) {
+void EngineCore::AfterForward(const BatchBuilder::Item& item, absl::Duration forward, std::span<const float> logits) {
   const auto it = resident_.find(item.id);
   if (it == resident_.end()) return;  // its request ended with an error in this very step
   Sequence& sequence = *it->second;
@@ -217,6 +218,7 @@ void EngineCore::AfterForward(const BatchBuilder::Item& item, std::span<const fl
   } else if (request.last_decode_step != step_) {
     request.last_decode_step = step_;
     ++request.stats.num_steps;
+    request.stats.logits += forward;
   }
   sequence.num_computed += item.num_rows;
   Seal(&sequence);
@@ -244,8 +246,10 @@ absl::StatusOr<SampledToken> EngineCore::SampleNext(const Sequence& sequence, in
   context.choice_index = choice_index;
   context.token_index = sequence.num_outputs();
   context.position = sequence.num_tokens();
+  const absl::Time begin = clock_->Now();
   auto token = sampler_.Sample(logits, context);
   if (!token.ok()) return token;
+  sequence.request->stats.sample += clock_->Now() - begin;
   token->finish_reason = CheckStop(sequence.params(), options_.eos_token_ids, token->token_id,
                                    sequence.num_outputs() + 1, sequence.num_tokens() + 1, runner_->max_context());
   ++window_tokens_;

@@ -75,6 +75,8 @@ struct RequestStats {
   int num_preemptions = 0;
   absl::Duration queue;     // from submission until first scheduled
   absl::Duration prefill;   // from then until token 0 (zero for decode-only requests)
+  absl::Duration logits;    // passes of its decode steps, shared with others, summed
+  absl::Duration sample;    // sampling its tokens, summed
 };
 
 // Called on the engine's thread; must not block. After OnDone nothing more is called.

@@ -222,6 +222,7 @@ v1::Prefilled PrefilledToProto(const RequestStats& stats) {
   out.set_queue_ms(absl::ToDoubleMilliseconds(stats.queue));
   out.set_prefill_ms(absl::ToDoubleMilliseconds(stats.prefill));
   out.set_num_chunks(stats.num_chunks);
+  out.set_sample_ms(absl::ToDoubleMilliseconds(stats.sample));
   return out;
 }
 

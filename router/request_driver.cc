@@ -86,6 +86,18 @@ void RequestDriver::Process(Item item) {
   NoteStream(input);
   HandleInput(std::move(input));
   if (token) emit_ += context_->clock->Now() - item.arrived;
+  NoteTokens();
+}
+
+void RequestDriver::NoteTokens() {
+  const RequestStats& stats = lifecycle_.stats();
+  if (context_->load == nullptr || stats.completion_tokens == tokens_noted_) return;
+  const absl::Time now = context_->clock->Now();
+  if (tokens_noted_ == 0) context_->load->FirstToken(now, stats.ttft, stats.prompt_tokens);
+  context_->load->Tokens(now, stats.completion_tokens - tokens_noted_, stats.itl_ms.data() + itl_noted_,
+                         stats.itl_ms.size() - itl_noted_);
+  tokens_noted_ = stats.completion_tokens;
+  itl_noted_ = stats.itl_ms.size();
 }
 
 void RequestDriver::HandleInput(Input input) {
@@ -293,6 +305,9 @@ void RequestDriver::Execute(Finish& command) {
   context_->metrics->Judged(command.status, lifecycle_.stats(),
                             context_->placement->promise(lifecycle_.request().priority));
   LogEnd(command.status);
+  if (context_->log != nullptr) {
+    context_->log->Add(key_, arrival_, command.status, lifecycle_.stats(), lifecycle_.request().sampling.seed(), emit_);
+  }
   // First, so that a client that knows its request is over may use the id again.
   context_->table->End(key_, this);
   client_->Finish(std::move(command.status));

@@ -17,8 +17,10 @@
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "router/client_stream.h"
+#include "router/load_history.h"
 #include "router/placement.h"
 #include "router/request_lifecycle.h"
+#include "router/request_log.h"
 #include "router/request_table.h"
 #include "router/router_metrics.h"
 #include "router/timers.h"
@@ -35,6 +37,9 @@ struct DriverContext {
   const TextMaker* text = nullptr;
   Clock* clock = nullptr;
   Timers* timers = Timers::Real();
+  // Null: nobody is interested.
+  RequestLog* log = nullptr;
+  LoadHistory* load = nullptr;
 };
 
 // Thread contract: thread-safe.
@@ -84,6 +89,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void OnPlaced(Placed& placed);
   void HandleInput(Input input);
   void NoteStream(const Input& input);
+  void NoteTokens();
 
   void Execute(AskPlacement& command);
   void Execute(StartPrefill& command);
@@ -120,6 +126,8 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   InFlightHold prefill_hold_, decode_hold_;
   absl::Time asked_;  // for a placement
   absl::Duration emit_;
+  uint32_t tokens_noted_ = 0;
+  size_t itl_noted_ = 0;
   std::unique_ptr<Timer> deadline_timer_, wait_timer_;
 };
 

@@ -74,6 +74,7 @@ void RequestLifecycle::Step(Input& input) {
       Reserve(input);
       break;
     case Action::kBeginPrefill:
+      stats_.reserved_at = clock_->Now() - arrival_;
       stats_.reserve = absl::Milliseconds(std::get<v1::Reserved>(input.payload).reserve_ms());
       stats_.kv.set_held_blocks(std::get<v1::Reserved>(input.payload).held_blocks());
       BeginPrefill();
@@ -174,6 +175,8 @@ void RequestLifecycle::Reserve(Input& input) {
   stats_.mode = local_ ? "local" : "remote";
   stats_.prefill_worker = local_ ? decode_.id.name : prefill_.id.name;
   stats_.decode_worker.clear();
+  stats_.placed_at = clock_->Now() - arrival_;
+  stats_.reserved_at = stats_.prefilled_at = stats_.fetched_at = absl::InfiniteDuration();
   presented_ = false;
   held_.clear();
   if (!local_ && request_.sampling.max_tokens() <= 1) return BeginPrefill();
@@ -266,6 +269,9 @@ absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) 
   if (next == 1 && token.choice_index() == 0) stats_.second_token = now - choice.last_token;
   if (next > 0) stats_.itl_ms.push_back(static_cast<float>(absl::ToDoubleMilliseconds(now - choice.last_token)));
   choice.last_token = now;
+  if (token.choice_index() == 0 && next < kMaxTokenMoments) {
+    stats_.token_ms.push_back(static_cast<float>(absl::ToDoubleMilliseconds(now - arrival_)));
+  }
   choice.ids.push_back(token.token_id());
   ++stats_.completion_tokens;
 
@@ -315,7 +321,10 @@ void RequestLifecycle::NotePrefilled(const v1::Prefilled& prefilled) {
   stats_.cached_tokens = prefilled.cached_tokens();
   stats_.queue = absl::Milliseconds(prefilled.queue_ms());
   stats_.prefill = absl::Milliseconds(prefilled.prefill_ms());
+  stats_.sample = absl::Milliseconds(prefilled.sample_ms());
+  stats_.num_chunks = prefilled.num_chunks();
   prefilled_ = clock_->Now();
+  stats_.prefilled_at = prefilled_ - arrival_;
 }
 
 void RequestLifecycle::GoOn(Input& input) {
@@ -380,6 +389,7 @@ void RequestLifecycle::Redeem(Input& input) {
   stats_.decode_worker = decode_.id.name;
   stats_.transfer = absl::Milliseconds(fetched.transfer_ms());
   stats_.handover = clock_->Now() - prefilled_;
+  stats_.fetched_at = clock_->Now() - arrival_;
   stats_.kv.set_bytes(fetched.bytes());
   stats_.kv.set_blocks(fetched.blocks());
   stats_.kv.set_transport(fetched.transport());
@@ -391,6 +401,10 @@ void RequestLifecycle::NoteDone(const Input& input) {
   const v1::DecodeDone& done = std::get<v1::DecodeDone>(input.payload);
   stats_.decode_queue = absl::Milliseconds(done.decode_queue_ms());
   stats_.num_preemptions += done.num_preemptions();
+  stats_.num_steps = done.num_steps();
+  stats_.logits = absl::Milliseconds(done.logits_ms());
+  // A worker that computed the prompt too has counted all of it.
+  stats_.sample = absl::Milliseconds(done.sample_ms()) + (local_ ? absl::ZeroDuration() : stats_.sample);
   if (!done.has_history() || choices_.size() != 1 || local_) return;
   // The next turn's prompt begins with this one and its answer; who computes it should find both.
   const size_t num_tokens = done.history().num_tokens();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "common/logging.h"
@@ -60,7 +61,7 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
       channels_(security_),
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       calls_(&channels_),
-      context_{&table_, &placement_, &calls_, &router_metrics_, text_.get(), clock},
+      context_{&table_, &placement_, &calls_, &router_metrics_, text_.get(), clock, Timers::Real(), &log_, &load_},
       keys_(std::move(keys)),
       intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_, keys_.get()),
       warm_up_(ServingModeFrom(config.mode()), &view_, context_, metrics),
@@ -73,7 +74,17 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
           },
           [this](v1::ClusterStatus* status) { FillStatus(status); },
           [this](const std::string& id) { return placement_.Explain(id); }),
-      openai_({config.tool_format()}, &intake_, metrics) {}
+      openai_({config.tool_format()}, &intake_, metrics),
+      console_({.log = &log_,
+                .load = &load_,
+                .status =
+                    [this] {
+                      v1::ClusterStatus status;
+                      view_.FillStatus(&status);
+                      FillStatus(&status);
+                      return status;
+                    },
+                .explain = [this](const std::string& id) { return placement_.Explain(id); }}) {}
 
 absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, Metrics* metrics, Clock* clock) {
   absl::StatusOr<rpc::Security> security = rpc::Security::FromConfig(config, {rpc::PeerRole::kRouter});
@@ -112,6 +123,7 @@ absl::Status Router::OpenHttp() {
         return rpc::Readiness{false, "waiting for workers", 0};
       });
   openai_.AddHandlers(http_.get());
+  if (config_.console() != "off") console_.AddHandlers(http_.get());
   return http_->Start();
 }
 
@@ -169,6 +181,9 @@ void Router::Tick() {
     keys_->ReloadIfChanged();
     view_.ExpireSilent();
     placement_.Tick();
+    const QueueState queue = placement_.queue();
+    load_.Tick(clock_->Now(), static_cast<uint32_t>(table_.running()),
+               static_cast<uint32_t>(std::accumulate(queue.requests.begin(), queue.requests.end(), size_t{0})));
     warm_up_.Tick();
     UpdateHealth();
     std::set<WorkerId> known;

@@ -17,10 +17,13 @@
 #include "common/rpc/server.h"
 #include "proto/config.pb.h"
 #include "router/cluster_service.h"
+#include "router/console/console.h"
 #include "router/http/openai_door.h"
 #include "router/inference_service.h"
 #include "router/intake.h"
+#include "router/load_history.h"
 #include "router/model_text.h"
+#include "router/request_log.h"
 #include "router/warm_up.h"
 #include "router/worker_calls.h"
 #include "router/worker_channels.h"
@@ -72,6 +75,8 @@ class Router {
   WorkerChannels channels_;
   RouterMetrics router_metrics_;
   WorkerCalls calls_;
+  RequestLog log_;
+  LoadHistory load_;
   DriverContext context_;
   const std::unique_ptr<ApiKeys> keys_;
   Intake intake_;
@@ -83,6 +88,7 @@ class Router {
   std::unique_ptr<membership::RouterDirectory> directory_;
   std::atomic<bool> draining_{false};
   http::OpenAiDoor openai_;
+  console::Console console_;
   std::unique_ptr<rpc::HttpServer> http_;
 
   Mutex health_mu_;  // one change of health at a time

@@ -50,6 +50,8 @@ WarmUp::WarmUp(ServingMode mode, ClusterView* view, const DriverContext& shared,
       context_(shared) {
   context_.table = &table_;
   context_.metrics = &uncounted_metrics_;
+  context_.log = nullptr;
+  context_.load = nullptr;
 }
 
 WarmUp::~WarmUp() {

@@ -82,6 +82,7 @@ struct ScriptedWorker::State {
   int calls ABSL_GUARDED_BY(mu) = 0;
   int open ABSL_GUARDED_BY(mu) = 0;
   int next_id ABSL_GUARDED_BY(mu) = 0;
+  int drains ABSL_GUARDED_BY(mu) = 0;
   using GoOn = std::function<void(const absl::Status&)>;  // an error ends the call with it
   std::map<int, GoOn> paused ABSL_GUARDED_BY(mu);
   std::vector<v1::PrefillRequest> prefills ABSL_GUARDED_BY(mu);
@@ -396,6 +397,25 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
   std::map<std::pair<std::string, uint32_t>, Call> calls_ ABSL_GUARDED_BY(mu_);
 };
 
+class ScriptedWorker::WorkerService final : public v1::Worker::CallbackService {
+ public:
+  explicit WorkerService(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  // Counts only.
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
+                                  v1::DrainResponse*) override {
+    {
+      MutexLock lock(&state_->mu);
+      ++state_->drains;
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  const std::shared_ptr<State> state_;
+};
+
 ScriptedWorker::ScriptedWorker(std::string name, std::string role, TicketBook* book, Script script)
     : name_(std::move(name)),
       incarnation_(NewIncarnation()),
@@ -406,7 +426,8 @@ ScriptedWorker::ScriptedWorker(std::string name, std::string role, TicketBook* b
   decode_ = std::make_unique<DecodeService>(state_);
   rpc::NamedService service = {"baton.v1.PrefillWorker", prefill_.get()};
   if (role_ == "decode") service = {"baton.v1.DecodeWorker", decode_.get()};
-  auto server = rpc::Server::Start({}, {service});
+  worker_ = std::make_unique<WorkerService>(state_);
+  auto server = rpc::Server::Start({}, {service, {"baton.v1.Worker", worker_.get()}});
   if (!server.ok()) abort();  // no free port: the test cannot run
   server_ = *std::move(server);
   address_ = server_->address();
@@ -461,6 +482,10 @@ int ScriptedWorker::calls() const {
 int ScriptedWorker::open() const {
   MutexLock lock(&state_->mu);
   return state_->open;
+}
+int ScriptedWorker::drains() const {
+  MutexLock lock(&state_->mu);
+  return state_->drains;
 }
 int ScriptedWorker::paused() const {
   MutexLock lock(&state_->mu);

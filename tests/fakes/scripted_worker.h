@@ -73,6 +73,7 @@ class ScriptedWorker {
 
   int calls() const;   // so far
   int open() const;    // running now
+  int drains() const;  // asked for
   int paused() const;  // waiting at a pause now
   std::vector<v1::PrefillRequest> prefills() const;
   std::vector<v1::DecodeRequest> decodes() const;
@@ -81,6 +82,7 @@ class ScriptedWorker {
  private:
   class PrefillService;
   class DecodeService;
+  class WorkerService;
   struct State;
 
   const std::string name_;
@@ -89,6 +91,7 @@ class ScriptedWorker {
   std::shared_ptr<State> state_;
   std::unique_ptr<PrefillService> prefill_;
   std::unique_ptr<DecodeService> decode_;
+  std::unique_ptr<WorkerService> worker_;
   std::unique_ptr<rpc::Server> server_;
   std::string address_;
 };
