@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cli/command.h"
-#include "cli/control_socket.h"
+#include "common/control_socket.h"
 #include "cli/output.h"
 #include "cli/remote_generator.h"
 #include "cli/settings.h"

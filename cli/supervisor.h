@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cli/child_process.h"
-#include "cli/control_socket.h"
+#include "common/control_socket.h"
 #include "cli/loading_progress.h"
 #include "cli/output.h"
 #include "cli/restart_policy.h"

@@ -306,7 +306,8 @@ void RequestDriver::Execute(Finish& command) {
                             context_->placement->promise(lifecycle_.request().priority));
   LogEnd(command.status);
   if (context_->log != nullptr) {
-    context_->log->Add(key_, arrival_, command.status, lifecycle_.stats(), lifecycle_.request().sampling.seed(), emit_);
+    const AdmittedRequest& request = lifecycle_.request();
+    context_->log->Add(key_, request.tenant, arrival_, command.status, lifecycle_.stats(), request.sampling.seed(), emit_);
   }
   // First, so that a client that knows its request is over may use the id again.
   context_->table->End(key_, this);

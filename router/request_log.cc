@@ -4,11 +4,11 @@
 
 namespace baton::router {
 
-void RequestLog::Add(const std::string& request_id, absl::Time arrived, const absl::Status& status,
-                     const RequestStats& stats, uint64_t seed, absl::Duration emit) {
+void RequestLog::Add(const std::string& request_id, const std::string& tenant, absl::Time arrived,
+                     const absl::Status& status, const RequestStats& stats, uint64_t seed, absl::Duration emit) {
   if (stats.prompt_tokens == 0) return;
   auto request = std::make_shared<EndedRequest>(
-      EndedRequest{request_id, arrived, status, MakeSummary(stats, seed), stats, emit});
+      EndedRequest{request_id, tenant, arrived, status, MakeSummary(stats, seed), stats, emit});
   request->stats.itl_ms = {};
   std::shared_ptr<const EndedRequest> oldest;  // let go without the lock
   MutexLock lock(&mu_);
@@ -18,15 +18,20 @@ void RequestLog::Add(const std::string& request_id, absl::Time arrived, const ab
   requests_.pop_front();
 }
 
-std::vector<std::shared_ptr<const EndedRequest>> RequestLog::Latest() const {
-  MutexLock lock(&mu_);
-  return {requests_.rbegin(), requests_.rend()};
-}
-
-std::shared_ptr<const EndedRequest> RequestLog::Find(const std::string& request_id) const {
+std::vector<std::shared_ptr<const EndedRequest>> RequestLog::Latest(const std::string& tenant) const {
+  std::vector<std::shared_ptr<const EndedRequest>> latest;
   MutexLock lock(&mu_);
   for (auto it = requests_.rbegin(); it != requests_.rend(); ++it) {
-    if ((*it)->request_id == request_id) return *it;
+    if ((*it)->tenant == tenant) latest.push_back(*it);
+  }
+  return latest;
+}
+
+std::shared_ptr<const EndedRequest> RequestLog::Find(const std::string& request_id,
+                                                     const std::string& tenant) const {
+  MutexLock lock(&mu_);
+  for (auto it = requests_.rbegin(); it != requests_.rend(); ++it) {
+    if ((*it)->request_id == request_id && (*it)->tenant == tenant) return *it;
   }
   return nullptr;
 }

@@ -21,6 +21,7 @@ namespace baton::router {
 
 struct EndedRequest {
   std::string request_id;
+  std::string tenant;
   absl::Time arrived;
   absl::Status status;
   v1::Summary summary;  // as the client got it, also when the request failed
@@ -33,12 +34,12 @@ class RequestLog {
   explicit RequestLog(size_t max_requests = 256) : max_requests_(max_requests) {}
 
   // Requests that never got past the front door (no prompt tokens) are not kept.
-  void Add(const std::string& request_id, absl::Time arrived, const absl::Status& status, const RequestStats& stats,
-           uint64_t seed, absl::Duration emit);
-  // The newest first.
-  std::vector<std::shared_ptr<const EndedRequest>> Latest() const;
-  // The latest of that id; null: unknown, or too long ago.
-  std::shared_ptr<const EndedRequest> Find(const std::string& request_id) const;
+  void Add(const std::string& request_id, const std::string& tenant, absl::Time arrived, const absl::Status& status,
+           const RequestStats& stats, uint64_t seed, absl::Duration emit);
+  // A tenant's own, the newest first.
+  std::vector<std::shared_ptr<const EndedRequest>> Latest(const std::string& tenant) const;
+  // Its latest of that id; null: unknown, or too long ago.
+  std::shared_ptr<const EndedRequest> Find(const std::string& request_id, const std::string& tenant) const;
 
  private:
   const size_t max_requests_;

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/control_socket.h"
 #include "common/logging.h"
 #include "router/vllm_metrics.h"
 
@@ -12,6 +14,7 @@ namespace baton::router {
 namespace {
 
 constexpr int kHttpThreads = 2;  // so that one long prompt, which is tokenized on them, does not hold up all streams
+constexpr absl::Duration kScaleTimeout = absl::Seconds(5);
 constexpr absl::Duration kHttpGrace = absl::Seconds(2);  // for the last bytes of answers
 
 ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) {
@@ -66,6 +69,7 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
       intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_, keys_.get()),
       warm_up_(ServingModeFrom(config.mode()), &view_, context_, metrics),
       inference_(&intake_),
+      kserve_(&intake_, [this] { return !draining_ && view_.Ready(); }),
       cluster_(
           &view_, &router_metrics_, security_,
           [this] {
@@ -75,16 +79,7 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
           [this](v1::ClusterStatus* status) { FillStatus(status); },
           [this](const std::string& id) { return placement_.Explain(id); }),
       openai_({config.tool_format()}, &intake_, metrics),
-      console_({.log = &log_,
-                .load = &load_,
-                .status =
-                    [this] {
-                      v1::ClusterStatus status;
-                      view_.FillStatus(&status);
-                      FillStatus(&status);
-                      return status;
-                    },
-                .explain = [this](const std::string& id) { return placement_.Explain(id); }}) {}
+      console_(ConsoleSources()) {}
 
 absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, Metrics* metrics, Clock* clock) {
   absl::StatusOr<rpc::Security> security = rpc::Security::FromConfig(config, {rpc::PeerRole::kRouter});
@@ -136,7 +131,9 @@ absl::Status Router::OpenGrpc() {
   options.max_concurrent_streams = static_cast<int>(std::min<uint32_t>(config_.max_queue(), 65536)) + 100;
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(
-      options, {{"baton.v1.Inference", &inference_, rpc::kEveryRole}, {"baton.v1.Cluster", &cluster_}});
+      options, {{"baton.v1.Inference", &inference_, rpc::kEveryRole},
+                 {"inference.GRPCInferenceService", &kserve_, rpc::kEveryRole},
+                 {"baton.v1.Cluster", &cluster_}});
   if (!server.ok()) return server.status();
   {
     MutexLock lock(&health_mu_);
@@ -205,6 +202,49 @@ void Router::FillStatus(v1::ClusterStatus* status) const {
   status->set_uptime_s(absl::ToDoubleSeconds(clock_->Now() - started_));
 }
 
+console::ConsoleSources Router::ConsoleSources() {
+  console::ConsoleSources sources;
+  sources.log = &log_;
+  sources.load = &load_;
+  sources.tenant_of = [this](absl::string_view authorization) { return intake_.TenantOf(authorization); };
+  sources.status = [this] {
+    v1::ClusterStatus status;
+    view_.FillStatus(&status);
+    FillStatus(&status);
+    return status;
+  };
+  sources.explain = [this](const std::string& id) { return placement_.Explain(id); };
+  if (config_.console() == "admin") {
+    sources.drain = [this](const std::string& worker, std::function<void(absl::Status)> done) {
+      DrainWorker(worker, std::move(done));
+    };
+    sources.scale = [this](int prefill, int decode) { return Scale(prefill, decode); };
+  }
+  return sources;
+}
+
+void Router::DrainWorker(const std::string& name, std::function<void(absl::Status)> done) {
+  for (const WorkerSnapshot& worker : view_.Snapshot()) {
+    if (worker.id.name != name || worker.state == WorkerState::kLost) continue;
+    LogInfo("a worker is drained by the console", {{"worker", name}});
+    return calls_.Drain({worker.id, worker.address}, worker.role == Role::kDecode, std::move(done));
+  }
+  done(absl::NotFoundError(absl::StrCat("no worker named ", name.substr(0, 128))));
+}
+
+absl::Status Router::Scale(int prefill, int decode) const {
+  const absl::StatusOr<std::string> path = ControlSocketPath(address());
+  if (!path.ok()) return path.status();
+  nlohmann::json sizes = nlohmann::json::object();
+  if (prefill > 0) sizes["prefill"] = prefill;
+  if (decode > 0) sizes["decode"] = decode;
+  const absl::StatusOr<nlohmann::json> answer = CallControl(*path, {{"scale", std::move(sizes)}}, kScaleTimeout);
+  if (!answer.ok()) return answer.status();
+  const auto error = answer->find("error");
+  if (error == answer->end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(error->is_string() ? error->get<std::string>() : "`baton up` refused");
+}
+
 void Router::CollectGauges() {
   std::map<std::pair<Role, WorkerState>, int> count;
   for (const Role role : {Role::kPrefill, Role::kDecode}) {
@@ -259,6 +299,7 @@ Router::~Router() {
   if (ticker_.joinable()) ticker_.join();
   for (const std::shared_ptr<RequestDriver>& driver : table_.Running()) driver->Stop();
   if (http_ != nullptr) http_->Stop(kHttpGrace);
+  console_.WaitUntilIdle();
   if (server_ != nullptr) server_->Shutdown(absl::Seconds(2));
   table_.WaitUntilGone();
   calls_.WaitUntilIdle();

@@ -21,6 +21,7 @@
 #include "router/http/openai_door.h"
 #include "router/inference_service.h"
 #include "router/intake.h"
+#include "router/kserve/kserve_service.h"
 #include "router/load_history.h"
 #include "router/model_text.h"
 #include "router/request_log.h"
@@ -61,6 +62,10 @@ class Router {
   void UpdateHealth();
   void OnWorkerGone(const WorkerId& id, const std::string& why);
   void FillStatus(v1::ClusterStatus* status) const;
+  // What the console shows, and may do.
+  console::ConsoleSources ConsoleSources();
+  void DrainWorker(const std::string& name, std::function<void(absl::Status)> done);
+  absl::Status Scale(int prefill, int decode) const;
   void CollectGauges();
 
   const v1::Config config_;
@@ -82,6 +87,7 @@ class Router {
   Intake intake_;
   WarmUp warm_up_;
   InferenceService inference_;
+  kserve::KServeService kserve_;
   ClusterService cluster_;
   std::shared_ptr<void> collect_hook_;
   std::unique_ptr<membership::Announcement> announcement_;

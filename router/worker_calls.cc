@@ -32,6 +32,14 @@ struct WorkerCalls::Offer_ {
   std::shared_ptr<WorkerStubs> stubs;
 };
 
+struct WorkerCalls::Drain_ {
+  grpc::ClientContext context;
+  v1::DrainRequest request;
+  v1::DrainResponse response;
+  std::shared_ptr<WorkerStubs> stubs;
+  OnEnd done;
+};
+
 std::shared_ptr<WorkerCall> WorkerCalls::Prefill(StartPrefill command, absl::Time deadline,
                                                  std::function<void(v1::PrefillEvent&)> on_event, OnEnd on_end) {
   const std::shared_ptr<WorkerStubs> stubs = channels_->Get(command.worker);
@@ -87,6 +95,20 @@ void WorkerCalls::Offer(const OfferHistory& command) {
                                                  call.reset();
                                                  End();
                                                });
+}
+
+void WorkerCalls::Drain(const WorkerRef& worker, bool decode, OnEnd done) {
+  auto call = std::make_shared<Drain_>();
+  call->stubs = channels_->Get(worker);
+  call->done = std::move(done);
+  rpc::SetDeadline(&call->context, absl::Now() + kTimeout);
+  Begin();
+  v1::Worker::Stub* stub = decode ? call->stubs->decode_host.get() : call->stubs->prefill_host.get();
+  stub->async()->Drain(&call->context, &call->request, &call->response, [this, call](const grpc::Status& s) mutable {
+    call->done(FromGrpcStatus(s));
+    call.reset();
+    End();
+  });
 }
 
 void WorkerCalls::Begin() {

@@ -27,11 +27,14 @@ class WorkerCalls final : public WorkerLink {
                                      std::function<void(v1::DecodeEvent&)> on_event, OnEnd on_end) override;
   void Update(const UpdateDecode& command, absl::Time deadline, OnEnd failed) override;
   void Offer(const OfferHistory& command) override;
+  // Asks a worker to finish what it has and leave.
+  void Drain(const WorkerRef& worker, bool decode, OnEnd done);
   void WaitUntilIdle();
 
  private:
   struct Update_;
   struct Offer_;
+  struct Drain_;
 
   void Begin();
   void End();

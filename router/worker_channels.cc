@@ -16,9 +16,13 @@ std::shared_ptr<WorkerStubs> WorkerChannels::Get(const WorkerRef& worker) {
     options.security = security_;
     options.peer = rpc::PeerRole::kPrefill;
     stubs = std::make_shared<WorkerStubs>();
-    stubs->prefill = v1::PrefillWorker::NewStub(rpc::CreateChannel(worker.address, options));
+    const auto prefill = rpc::CreateChannel(worker.address, options);
+    stubs->prefill = v1::PrefillWorker::NewStub(prefill);
+    stubs->prefill_host = v1::Worker::NewStub(prefill);
     options.peer = rpc::PeerRole::kDecode;
-    stubs->decode = v1::DecodeWorker::NewStub(rpc::CreateChannel(worker.address, options));
+    const auto decode = rpc::CreateChannel(worker.address, options);
+    stubs->decode = v1::DecodeWorker::NewStub(decode);
+    stubs->decode_host = v1::Worker::NewStub(decode);
   }
   return stubs;
 }

@@ -18,6 +18,8 @@ namespace baton::router {
 struct WorkerStubs {
   std::unique_ptr<v1::PrefillWorker::Stub> prefill;
   std::unique_ptr<v1::DecodeWorker::Stub> decode;
+  // Of either role, over the channel of that role.
+  std::unique_ptr<v1::Worker::Stub> prefill_host, decode_host;
 };
 
 // Thread-safe. Stubs stay valid while somebody holds them.

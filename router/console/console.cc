@@ -5,12 +5,16 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/bounded_json.h"
+#include "common/status.h"
 #include "router/console/console_json.h"
+#include "router/console/same_origin.h"
 #include "router/console/web_files.h"
 
 namespace baton::router::console {
 namespace {
 
+constexpr int kMaxWorkers = 64;  // of a role, as the settings of `up`
 constexpr char kPolicy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'";
@@ -44,6 +48,14 @@ rpc::HttpResponse JsonResponse(std::string json) {
   rpc::HttpResponse response;
   response.body = std::move(json);
   response.headers["Cache-Control"] = "no-store";
+  Harden(&response);
+  return response;
+}
+
+rpc::HttpResponse Outcome(const absl::Status& status) {
+  if (status.ok()) return JsonResponse("{\"ok\":true}\n");
+  const StatusRule& rule = RuleFor(status.code());
+  rpc::HttpResponse response = rpc::HttpError(rule.http_code, rule.name, status.message());
   Harden(&response);
   return response;
 }
@@ -83,19 +95,101 @@ void Console::AddHandlers(rpc::HttpServer* server) {
     const std::string path = file.name == "index.html" ? "/console/" : absl::StrCat("/console/", file.name);
     server->Handle("GET", path, [file](const rpc::HttpRequest&) { return FileResponse(file); });
   }
-  server->Handle("GET", "/baton/cluster", [this](const rpc::HttpRequest&) {
-    return JsonResponse(ClusterJson(sources_.status(), /*admin=*/false));
+  HandleGet(server, "/baton/cluster", [this](const rpc::HttpRequest&, const std::string&) {
+    return JsonResponse(ClusterJson(sources_.status(), admin()));
   });
-  server->Handle("GET", "/baton/requests",
-                 [this](const rpc::HttpRequest&) { return JsonResponse(RequestsJson(sources_.log->Latest())); });
-  server->Handle("GET", "/baton/requests/*", [this](const rpc::HttpRequest& request) { return OneRequest(request); });
-  server->Handle("GET", "/baton/load",
-                 [this](const rpc::HttpRequest&) { return JsonResponse(LoadJson(sources_.load->Seconds())); });
+  HandleGet(server, "/baton/requests", [this](const rpc::HttpRequest&, const std::string& tenant) {
+    return JsonResponse(RequestsJson(sources_.log->Latest(tenant)));
+  });
+  HandleGet(server, "/baton/requests/*", [this](const rpc::HttpRequest& request, const std::string& tenant) {
+    return OneRequest(request, tenant);
+  });
+  HandleGet(server, "/baton/load", [this](const rpc::HttpRequest&, const std::string&) {
+    return JsonResponse(LoadJson(sources_.load->Seconds()));
+  });
+  if (admin()) AddAdminHandlers(server);
 }
 
-rpc::HttpResponse Console::OneRequest(const rpc::HttpRequest& request) const {
+void Console::HandleGet(rpc::HttpServer* server, const std::string& path,
+                        std::function<rpc::HttpResponse(const rpc::HttpRequest&, const std::string&)> answer) {
+  server->Handle("GET", path, [this, answer = std::move(answer)](const rpc::HttpRequest& request) {
+    const absl::StatusOr<std::string> tenant = sources_.tenant_of(request.header("authorization"));
+    return tenant.ok() ? answer(request, *tenant) : Outcome(tenant.status());
+  });
+}
+
+absl::StatusOr<nlohmann::ordered_json> Console::OwnBody(const rpc::HttpRequest& request) const {
+  if (absl::Status status = sources_.tenant_of(request.header("authorization")).status(); !status.ok()) return status;
+  if (absl::Status status = CheckSameOrigin(request); !status.ok()) return status;
+  absl::StatusOr<nlohmann::ordered_json> body = ParseBoundedJson(request.body);
+  if (body.ok() && !body->is_object()) return absl::InvalidArgumentError("the body must be a JSON object");
+  return body;
+}
+
+void Console::WaitUntilIdle() {
+  std::thread last;
+  {
+    MutexLock lock(&mu_);
+    last = std::move(scaler_);
+  }
+  if (last.joinable()) last.join();
+}
+
+void Console::AddAdminHandlers(rpc::HttpServer* server) {
+  server->HandleAsync("POST", "/baton/drain",
+                      [this](const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
+                        Drain(request, std::move(exchange));
+                      });
+  server->HandleAsync("POST", "/baton/scale",
+                      [this](const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
+                        Scale(request, std::move(exchange));
+                      });
+}
+
+void Console::Drain(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
+  const absl::StatusOr<nlohmann::ordered_json> body = OwnBody(request);
+  if (!body.ok()) return exchange->Respond(Outcome(body.status()));
+  const auto worker = body->find("worker");
+  if (worker == body->end() || !worker->is_string()) {
+    return exchange->Respond(Outcome(absl::InvalidArgumentError("worker: is missing; send the name of one")));
+  }
+  sources_.drain(worker->get<std::string>(),
+                 [exchange](absl::Status status) { exchange->Respond(Outcome(std::move(status))); });
+}
+
+void Console::Scale(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
+  const absl::StatusOr<nlohmann::ordered_json> body = OwnBody(request);
+  if (!body.ok()) return exchange->Respond(Outcome(body.status()));
+  int sizes[2] = {0, 0};  // prefill, decode
+  bool understood = !body->empty();
+  for (const auto& [role, count] : body->items()) {
+    const bool known = role == "prefill" || role == "decode";
+    understood = understood && known && count.is_number_integer() && count >= 1 && count <= kMaxWorkers;
+    if (understood) sizes[role == "decode"] = count.get<int>();
+  }
+  if (!understood) {
+    return exchange->Respond(
+        Outcome(absl::InvalidArgumentError("sizes are prefill, decode or both, each from 1 to 64")));
+  }
+  std::thread former;
+  {
+    MutexLock lock(&mu_);
+    if (scaling_) return exchange->Respond(Outcome(absl::UnavailableError("another change is under way; try again")));
+    scaling_ = true;
+    former = std::move(scaler_);
+    // Not on the server's thread: it waits for another process.
+    scaler_ = std::thread([this, sizes = std::pair(sizes[0], sizes[1]), exchange] {
+      exchange->Respond(Outcome(sources_.scale(sizes.first, sizes.second)));
+      MutexLock lock(&mu_);
+      scaling_ = false;
+    });
+  }
+  if (former.joinable()) former.join();  // it has nothing left to do
+}
+
+rpc::HttpResponse Console::OneRequest(const rpc::HttpRequest& request, const std::string& tenant) const {
   const std::string id = PercentDecoded(absl::string_view(request.path).substr(sizeof("/baton/requests/") - 1));
-  const std::shared_ptr<const EndedRequest> found = sources_.log->Find(id);
+  const std::shared_ptr<const EndedRequest> found = sources_.log->Find(id, tenant);
   if (found != nullptr) return JsonResponse(RequestJson(*found, sources_.explain(id)));
   rpc::HttpResponse response = rpc::HttpError(
       404, "NOT_FOUND", "no request of that id has ended here lately; /baton/requests lists those that are kept");

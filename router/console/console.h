@@ -3,9 +3,15 @@
 #define BATON_ROUTER_CONSOLE_CONSOLE_H_
 
 #include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/mutex.h"
 #include "common/rpc/http_server.h"
 #include "proto/cluster.pb.h"
 #include "router/load_history.h"
@@ -17,8 +23,14 @@ namespace baton::router::console {
 struct ConsoleSources {
   const RequestLog* log = nullptr;
   const LoadHistory* load = nullptr;
+  // The caller's tenant, by its Authorization header; an error: it may not look.
+  std::function<absl::StatusOr<std::string>(absl::string_view authorization)> tenant_of;
   std::function<v1::ClusterStatus()> status;
   std::function<absl::StatusOr<v1::PlacementExplanation>(const std::string&)> explain;
+  // Administration; null: there is none. `drain` calls back once, on any thread, before the console goes; `scale` may
+  // block for seconds, and a size of 0 says nothing.
+  std::function<void(const std::string& worker, std::function<void(absl::Status)> done)> drain;
+  std::function<absl::Status(int prefill, int decode)> scale;
 };
 
 // Thread-safe.
@@ -26,13 +38,28 @@ class Console {
  public:
   explicit Console(ConsoleSources sources) : sources_(std::move(sources)) {}
 
+  // To be called when no handler runs any more, and before the server goes: waits for a `scale` that runs.
+  void WaitUntilIdle();
+
   // Before the server starts.
   void AddHandlers(rpc::HttpServer* server);
 
  private:
-  rpc::HttpResponse OneRequest(const rpc::HttpRequest& request) const;
+  bool admin() const { return sources_.drain != nullptr; }
+  void AddAdminHandlers(rpc::HttpServer* server);
+  void Drain(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
+  void Scale(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
+  // A path of JSON, for those who may look.
+  void HandleGet(rpc::HttpServer* server, const std::string& path,
+                 std::function<rpc::HttpResponse(const rpc::HttpRequest&, const std::string& tenant)> answer);
+  rpc::HttpResponse OneRequest(const rpc::HttpRequest& request, const std::string& tenant) const;
+  // The body of a request that changes something, if the console's own page sent it for somebody who may.
+  absl::StatusOr<nlohmann::ordered_json> OwnBody(const rpc::HttpRequest& request) const;
 
   const ConsoleSources sources_;
+  Mutex mu_;
+  bool scaling_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread scaler_ ABSL_GUARDED_BY(mu_);  // of the latest `scale`
 };
 
 }  // namespace baton::router::console

@@ -14,7 +14,7 @@
 #include <sstream>
 #include <thread>
 
-#include "cli/control_socket.h"
+#include "common/control_socket.h"
 #include "tests/cli/run_baton.h"
 
 namespace baton::cli {

@@ -1,7 +1,19 @@
-// Talking to the router that served this page.
+// Talking to the router that served this page. Where it asks for API keys, the key is kept as long as the tab.
+
+const KEY = "baton-api-key";
+
+export function setKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+function authorization() {
+  const key = sessionStorage.getItem(KEY);
+  return key === null ? {} : { Authorization: "Bearer " + key };
+}
 
 async function check(response) {
   if (response.ok) return response;
+  if (response.status === 401) window.dispatchEvent(new Event("key-needed"));
   let message = response.status + " " + response.statusText;
   try {
     message = (await response.json()).error.message;
@@ -11,12 +23,13 @@ async function check(response) {
   throw new Error(message);
 }
 
-export const getJson = async (path) => (await check(await fetch(path, { cache: "no-store" }))).json();
+export const getJson = async (path) =>
+  (await check(await fetch(path, { cache: "no-store", headers: authorization() }))).json();
 
 export const postJson = async (path, body, signal) =>
   check(await fetch(path, {
     method: "POST",
-    headers: { "Content-Type": "application/json", "X-Baton-Console": "1" },
+    headers: { "Content-Type": "application/json", "X-Baton-Console": "1", ...authorization() },
     body: JSON.stringify(body),
     signal,
   }));

@@ -1,5 +1,5 @@
 // Which page is shown, by the address's fragment: #play, #journey/<request id>, #cluster, #load.
-import { getJson } from "./api.js";
+import { getJson, setKey } from "./api.js";
 import { cluster } from "./cluster.js";
 import { every } from "./dom.js";
 import { journey } from "./journey.js";
@@ -32,6 +32,17 @@ document.getElementById("skip").addEventListener("click", (event) => {
 });
 window.addEventListener("hashchange", show);
 show();
+
+const keyForm = document.getElementById("key");
+const keyText = document.getElementById("key-text");
+window.addEventListener("key-needed", () => (keyForm.hidden = false));
+keyForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(keyText.value.trim());
+  keyText.value = "";
+  keyForm.hidden = true;
+  show();
+});
 
 const where = document.getElementById("where");
 every(3000, async () => {

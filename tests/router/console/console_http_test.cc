@@ -1,4 +1,6 @@
-#include "absl/strings/match.h"
+#include <cstdio>
+#include <fstream>
+
 #include "tests/router/http/http_fixture.h"
 
 namespace baton::router {
@@ -171,6 +173,31 @@ TEST_F(ConsoleHttpTest, LoadCountsTokens) {
     return generated == 6;
   })) << generated;
   EXPECT_EQ(first, 1u);
+}
+
+TEST_F(ConsoleHttpTest, WithKeysATenantSeesItsOwnRequests) {
+  const std::string keys = model_path_ + ".keys";
+  std::ofstream(keys) << "sk-alice-0123456789 alice\nsk-bob-0123456789abc bob\n";
+  config_.set_api_keys_file(keys);
+  StartWithWorkers();
+  const auto get = [&](const std::string& path, const std::string& key) {
+    RawHttp client(port());
+    return client.Ask("GET", path, "", key.empty() ? "" : "Authorization: Bearer " + key + "\r\n");
+  };
+  const HttpReply answer = Post("/v1/completions", R"({"prompt":"hello","max_tokens":3})",
+                                "Authorization: Bearer sk-alice-0123456789\r\n");
+  ASSERT_EQ(answer.status, 200);
+  const std::string path = "/baton/requests/" + Parse(answer)["id"].get<std::string>();
+  EXPECT_EQ(Get("/console/").status, 200);  // it asks for the key
+  for (const std::string& one : {std::string("/baton/cluster"), std::string("/baton/requests"), std::string("/baton/load"), path}) {
+    EXPECT_EQ(get(one, "").status, 401) << one;
+    EXPECT_EQ(get(one, "sk-wrong-0123456789").status, 401) << one;
+    EXPECT_EQ(get(one, "sk-alice-0123456789").status, 200) << one;
+  }
+  EXPECT_EQ(get(path, "sk-bob-0123456789abc").status, 404);
+  EXPECT_EQ(Parse(get("/baton/requests", "sk-bob-0123456789abc"))["requests"].size(), 0u);
+  EXPECT_EQ(Parse(get("/baton/requests", "sk-alice-0123456789"))["requests"].size(), 1u);
+  std::remove(keys.c_str());
 }
 
 TEST_F(ConsoleHttpTest, OffMeansOff) {

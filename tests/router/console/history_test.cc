@@ -14,40 +14,49 @@ RequestStats Stats(uint32_t prompt_tokens) {
   return stats;
 }
 
-void Add(RequestLog* log, const std::string& id, uint32_t prompt_tokens = 3) {
-  log->Add(id, absl::UnixEpoch(), absl::OkStatus(), Stats(prompt_tokens), /*seed=*/7, absl::ZeroDuration());
+void Add(RequestLog* log, const std::string& id, uint32_t prompt_tokens = 3, const std::string& tenant = "") {
+  log->Add(id, tenant, absl::UnixEpoch(), absl::OkStatus(), Stats(prompt_tokens), /*seed=*/7, absl::ZeroDuration());
 }
 
 TEST(RequestLogTest, KeepsTheLatestNewestFirst) {
   RequestLog log(/*max_requests=*/3);
   for (int i = 0; i < 5; ++i) Add(&log, absl::StrCat("r", i));
-  const auto latest = log.Latest();
+  const auto latest = log.Latest("");
   ASSERT_EQ(latest.size(), 3u);
   EXPECT_EQ(latest[0]->request_id, "r4");
   EXPECT_EQ(latest[2]->request_id, "r2");
-  EXPECT_EQ(log.Find("r1"), nullptr);
-  ASSERT_NE(log.Find("r2"), nullptr);
+  EXPECT_EQ(log.Find("r1", ""), nullptr);
+  ASSERT_NE(log.Find("r2", ""), nullptr);
 }
 
 TEST(RequestLogTest, OfTwoWithOneIdTheLatterIsFound) {
   RequestLog log;
   Add(&log, "same", 3);
   Add(&log, "same", 4);
-  EXPECT_EQ(log.Find("same")->stats.prompt_tokens, 4u);
+  EXPECT_EQ(log.Find("same", "")->stats.prompt_tokens, 4u);
 }
 
 TEST(RequestLogTest, GapsBecomeFiguresAndAreDropped) {
   RequestLog log;
   Add(&log, "r");
-  EXPECT_EQ(log.Find("r")->summary.timings().itl_p50_ms(), 20);
-  EXPECT_EQ(log.Find("r")->summary.seed(), 7u);
-  EXPECT_TRUE(log.Find("r")->stats.itl_ms.empty());
+  EXPECT_EQ(log.Find("r", "")->summary.timings().itl_p50_ms(), 20);
+  EXPECT_EQ(log.Find("r", "")->summary.seed(), 7u);
+  EXPECT_TRUE(log.Find("r", "")->stats.itl_ms.empty());
+}
+
+TEST(RequestLogTest, ATenantSeesItsOwnOnly) {
+  RequestLog log;
+  Add(&log, "r", 3, "alice");
+  Add(&log, "r", 4, "bob");
+  EXPECT_EQ(log.Latest("alice").size(), 1u);
+  EXPECT_EQ(log.Find("r", "alice")->stats.prompt_tokens, 3u);
+  EXPECT_EQ(log.Find("r", ""), nullptr);
 }
 
 TEST(RequestLogTest, WhatNeverGotInIsNotKept) {
   RequestLog log;
   Add(&log, "refused", /*prompt_tokens=*/0);
-  EXPECT_TRUE(log.Latest().empty());
+  EXPECT_TRUE(log.Latest("").empty());
 }
 
 absl::Time At(double second) { return absl::FromUnixSeconds(1000) + absl::Seconds(second); }

@@ -1,7 +1,7 @@
-// How `baton scale` reaches the `baton up` that runs on this machine: a Unix socket in a folder that only this user can
+// How `baton scale`, and the router for its console, reach the `baton up` that runs on this machine: a Unix socket in a folder that only this user can
 // enter, named after the router's address. One line of JSON each way.
-#ifndef BATON_CLI_CONTROL_SOCKET_H_
-#define BATON_CLI_CONTROL_SOCKET_H_
+#ifndef BATON_COMMON_CONTROL_SOCKET_H_
+#define BATON_COMMON_CONTROL_SOCKET_H_
 
 #include <functional>
 #include <memory>
@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace baton::cli {
+namespace baton {
 
 // Of the router at `router` (host:port). Makes the folder. UNAVAILABLE when that cannot be, or it is not private.
 absl::StatusOr<std::string> ControlSocketPath(const std::string& router);
@@ -45,10 +45,10 @@ class ControlServer {
   std::vector<Caller> callers_;
 };
 
-// The side of `baton scale`. NOT_FOUND: no `baton up` is there. UNAVAILABLE: it does not answer.
+// The other side. NOT_FOUND: no `baton up` is there. UNAVAILABLE: it does not answer.
 absl::StatusOr<nlohmann::json> CallControl(const std::string& path, const nlohmann::json& request,
                                            absl::Duration timeout);
 
-}  // namespace baton::cli
+}  // namespace baton
 
-#endif  // BATON_CLI_CONTROL_SOCKET_H_
+#endif  // BATON_COMMON_CONTROL_SOCKET_H_

@@ -1,4 +1,4 @@
-#include "cli/control_socket.h"
+#include "common/control_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-namespace baton::cli {
+namespace baton {
 namespace {
 
 constexpr size_t kMaxLine = 4096;
@@ -149,4 +149,4 @@ absl::StatusOr<nlohmann::json> CallControl(const std::string& path, const nlohma
   return result;
 }
 
-}  // namespace baton::cli
+}  // namespace baton
