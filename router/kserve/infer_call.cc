@@ -50,8 +50,8 @@ InferCall* InferCall::Start(Intake* intake, const inference::ModelInferRequest& 
                             inference::ModelInferResponse* response) {
   std::shared_ptr<InferCall> call(new InferCall(response));
   call->self_ = call;
-  absl::StatusOr<InferRequest> parsed = tenant.status();
-  if (tenant.ok()) parsed = ParseInferRequest(request, /*may_stream=*/false);
+  const absl::StatusOr<InferRequest> parsed = tenant.ok() ? ParseInferRequest(request, /*may_stream=*/false)
+                                                          : absl::StatusOr<InferRequest>(tenant.status());
   std::string echo = parsed.ok() && parsed->echo ? parsed->generate.prompt() : "";
   if (parsed.ok()) deadline = Earlier(deadline, parsed->timeout);
   intake->Generate(GenerateOf(parsed), tenant.value_or(""), deadline, [&](const std::shared_ptr<RequestDriver>& driver) {
@@ -115,13 +115,13 @@ class StreamCall::Client final : public ClientStream {
 
 StreamCall* StreamCall::Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline) {
   std::shared_ptr<StreamCall> call(new StreamCall(intake, std::move(tenant), deadline));
-  if (!call->tenant_.ok()) {
+  call->self_ = call;
+  if (call->tenant_.ok()) {
+    call->StartRead(&call->request_);
+  } else {
     call->finished_ = true;
     call->Finish(ToGrpcStatus(call->tenant_.status()));
-    return call.get();
   }
-  call->self_ = call;
-  call->StartRead(&call->request_);
   return call.get();
 }
 

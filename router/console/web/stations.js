@@ -9,6 +9,8 @@ const REASONS = {
   error: "an error",
 };
 
+const NEVER = "It never came to that.";
+
 const plural = (n, one, many = one + "s") => `${count(n)} ${Number(n) === 1 ? one : many}`;
 const bar = (from, to, kind, label) => ({ from: Math.max(0, Math.min(from, to)), to: Math.max(from, to), kind, label });
 
@@ -38,8 +40,8 @@ function prefillStop(r, m) {
   }
   const computed = r.prompt_tokens - r.cached_tokens;
   return {
-    key: "prefill", title: "Prefill", who: r.prefill_worker, bars, ticks: [],
-    text: end === null ? "It never came to that." :
+    key: "prefill", title: "Prefill", who: r.prefill_worker || "nobody", bars, ticks: [],
+    text: end === null ? NEVER :
       `${r.prefill_worker} read ${computed === r.prompt_tokens ? "all" : "the last"} ${plural(computed, "prompt token")} ` +
       `at once, in ${plural(r.chunks, "chunk")}, and kept a key and a value of each in every layer: ${ms(took)}.` +
       (r.cached_tokens > 0 ? ` ${plural(r.cached_tokens, "token")} more were in its prefix cache already.` : "") +
@@ -65,9 +67,9 @@ function logitsStop(r, times, pass, draw) {
   const begins = times.map((t, i) => Math.max(times[i - 1] ?? 0, t - draw - pass));
   const bars = pass === null ? [] : times.slice(1).map((t, i) => bar(begins[i + 1], t - draw, "decode", ""));
   return {
-    key: "logits", title: "Probabilities", who: r.decode_worker || r.prefill_worker, bars,
+    key: "logits", title: "Probabilities", who: r.decode_worker || r.prefill_worker || "nobody", bars,
     ticks: pass === null ? times.slice(1) : [],
-    text: times.length < 2 ? "The first token's probabilities came with prefill; no step of decode was needed." :
+    text: times.length === 0 ? NEVER : times.length < 2 ? "The first token's probabilities came with prefill; no step of decode was needed." :
       "Each step computes one position, the newest, looking back at the KV cache, and gives every token of the " +
       "vocabulary a probability. " +
       (pass === null ? "The router ended the request itself, so the worker's figures are not known."
@@ -78,9 +80,9 @@ function logitsStop(r, times, pass, draw) {
 
 function sampleStop(r, times, draw) {
   return {
-    key: "sample", title: "Sample", who: r.mode === "local" ? r.decode_worker : "both workers",
+    key: "sample", title: "Sample", who: r.mode === "remote" ? "both workers" : r.prefill_worker || "nobody",
     bars: times.map((t) => bar(t - draw, t, "sample", "")), ticks: [],
-    text: `One token is drawn from the probabilities, by temperature and the seed ${r.seed}: ` +
+    text: times.length === 0 ? NEVER : `One token is drawn from the probabilities, by temperature and the seed ${r.seed}: ` +
       `${plural(times.length, "draw")}, ${ms(draw)} each in the mean. ` +
       "The draw depends on seed and position only, so another worker would have drawn the same.",
   };
@@ -90,7 +92,7 @@ function emitStop(r, times) {
   const missing = r.completion_tokens - times.length;
   return {
     key: "emit", title: "Emit and append", who: "router", bars: [], ticks: times,
-    text: `Each token left as it was sampled and was appended to the sequence for the next step. ` +
+    text: times.length === 0 ? NEVER : `Each token left as it was sampled and was appended to the sequence for the next step. ` +
       (times.length < 2 ? "" :
         `Between two tokens (ITL) ${ms(r.itl_p50_ms)} in the median, ${ms(r.itl_p99_ms)} at the 99th percentile. `) +
       `The router's own part was ${ms(r.stations_ms.emit)} over all tokens.` +
