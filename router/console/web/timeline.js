@@ -25,7 +25,7 @@ function barLabel({ from, to, kind, label }, x, y, right) {
 // `onPick(index)`: a lane was clicked. `cursor`: a moment to mark, or null.
 export function drawTimeline(box, stops, [from, to], selected, cursor, onPick) {
   const width = Math.max(300, box.clientWidth);
-  const left = width > 640 ? 178 : 116;
+  const left = width > 640 ? 178 : 142;
   const height = TOP + LANE * stops.length + 6;
   const x = (t) => left + (width - left - RIGHT) * (Math.min(Math.max(t, from), to) - from) / (to - from);
   const parts = [];
