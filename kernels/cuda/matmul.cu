@@ -135,12 +135,15 @@ __global__ void __launch_bounds__(kTileThreads) GemmKernel(MatMulArgs a) {
   GemmShared& s = BlockShared<GemmShared>();
   const int64_t first_output = int64_t{blockIdx.x} * kTile, first_row = int64_t{blockIdx.y} * kTile;
   const int output = threadIdx.x % (kTile / kEach) * kEach, row = threadIdx.x / (kTile / kEach) * kEach;
+  // With few rows whole warps have none.
+  const bool needed = first_row + row < a.m && first_output + output < a.weight.rows;
   float acc[kEach][kEach] = {}, total[kEach][kEach] = {};
   for (int64_t k0 = 0; k0 < a.weight.cols; k0 += kTileInputs) {
     __syncthreads();  // the last tile has been used
     LoadWeightTile<kDType>(a.weight, first_output, k0, s);
     LoadInputTile(a, first_row, k0, s);
     __syncthreads();
+    if (!needed) continue;
     const int64_t left = a.weight.cols - k0;
     if (left >= kTileInputs) {
 #pragma unroll 8
@@ -160,6 +163,7 @@ __global__ void __launch_bounds__(kTileThreads) GemmKernel(MatMulArgs a) {
       }
     }
   }
+  if (!needed) return;
 #pragma unroll
   for (int r = 0; r < kEach; ++r) {
     if (first_row + row + r >= a.m) break;
