@@ -1,5 +1,5 @@
-// How `baton scale`, and the router for its console, reach the `baton up` that runs on this machine: a Unix socket in a folder that only this user can
-// enter, named after the router's address. One line of JSON each way.
+// How `baton scale`, and the router for its console, reach the `baton up` that runs on this machine: a Unix socket in a
+// folder that only this user can enter, named after the router's address. One line of JSON each way.
 #ifndef BATON_COMMON_CONTROL_SOCKET_H_
 #define BATON_COMMON_CONTROL_SOCKET_H_
 

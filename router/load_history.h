@@ -1,6 +1,6 @@
-// What the router carried in each of the last seconds: requests in flight, tokens, and percentiles of the time to the first
-// token and between tokens. Bounded in seconds, and within one by histograms of 8 buckets an octave (so a percentile is right
-// within 9 %).
+// What the router carried in each of the last seconds: requests in flight, tokens, and percentiles of the time to the
+// first token and between tokens. Bounded in seconds, and within one by histograms of 8 buckets an octave (so a
+// percentile is right within 9 %).
 //
 // Thread contract: thread-safe.
 #ifndef BATON_ROUTER_LOAD_HISTORY_H_

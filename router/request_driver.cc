@@ -307,7 +307,8 @@ void RequestDriver::Execute(Finish& command) {
   LogEnd(command.status);
   if (context_->log != nullptr) {
     const AdmittedRequest& request = lifecycle_.request();
-    context_->log->Add(key_, request.tenant, arrival_, command.status, lifecycle_.stats(), request.sampling.seed(), emit_);
+    context_->log->Add(key_, request.tenant, arrival_, command.status, lifecycle_.stats(), request.sampling.seed(),
+                       emit_);
   }
   // First, so that a client that knows its request is over may use the id again.
   context_->table->End(key_, this);

@@ -1,5 +1,5 @@
-// The latest requests that ended, with the moments of their stations, for the console's journey. Never a word of a prompt
-// or an answer, nor their token ids. Bounded: the oldest goes first.
+// The latest requests that ended, with the moments of their stations, for the console's journey. Never a word of a
+// prompt or an answer, nor their token ids. Bounded: the oldest goes first.
 //
 // Thread contract: thread-safe.
 #ifndef BATON_ROUTER_REQUEST_LOG_H_

@@ -19,7 +19,7 @@
 
 namespace baton::router::console {
 
-// What the console looks at. Nothing is owned; all outlives the console, and the console outlives the server's handlers.
+// What the console looks at. Nothing is owned; all outlives the console, and the console the server's handlers.
 struct ConsoleSources {
   const RequestLog* log = nullptr;
   const LoadHistory* load = nullptr;

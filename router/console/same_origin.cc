@@ -30,7 +30,7 @@ absl::Status CheckSameOrigin(const rpc::HttpRequest& request) {
   const absl::string_view origin = request.header("origin");
   const absl::string_view site = request.header("sec-fetch-site");
   if (request.header("x-baton-console") != "1") {
-    return absl::PermissionDeniedError("only the console may do this; its requests carry the header X-Baton-Console: 1");
+    return absl::PermissionDeniedError("only the console may do this: there is no header X-Baton-Console: 1");
   }
   if (!absl::StartsWith(absl::AsciiStrToLower(request.header("content-type")), "application/json")) {
     return absl::PermissionDeniedError("the body must be JSON, and said to be: send Content-Type: application/json");

@@ -54,10 +54,11 @@ InferCall* InferCall::Start(Intake* intake, const inference::ModelInferRequest& 
                                                           : absl::StatusOr<InferRequest>(tenant.status());
   std::string echo = parsed.ok() && parsed->echo ? parsed->generate.prompt() : "";
   if (parsed.ok()) deadline = Earlier(deadline, parsed->timeout);
-  intake->Generate(GenerateOf(parsed), tenant.value_or(""), deadline, [&](const std::shared_ptr<RequestDriver>& driver) {
-    call->driver_ = driver;
-    return std::make_unique<Client>(call, request.id(), intake->text().model_name(), std::move(echo));
-  });
+  intake->Generate(GenerateOf(parsed), tenant.value_or(""), deadline,
+                   [&](const std::shared_ptr<RequestDriver>& driver) {
+                     call->driver_ = driver;
+                     return std::make_unique<Client>(call, request.id(), intake->text().model_name(), std::move(echo));
+                   });
   return call.get();
 }
 

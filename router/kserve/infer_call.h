@@ -43,8 +43,9 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
 };
 
 // Thread contract: its methods are called by gRPC and by the requests' drivers.
-class StreamCall final : public grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>,
-                         public std::enable_shared_from_this<StreamCall> {
+class StreamCall final
+    : public grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>,
+      public std::enable_shared_from_this<StreamCall> {
  public:
   // An error as `tenant`: the caller may not ask.
   static StreamCall* Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline);

@@ -20,7 +20,8 @@ using Input = inference::ModelInferRequest::InferInputTensor;
 using http::Json;
 
 constexpr char kFinal[] = "triton_final_response";
-constexpr const char* kInputs[] = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "max_tokens"};
+constexpr const char* kInputs[] = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output",
+                                   "max_tokens"};
 
 // One input's only element, by whichever way it came.
 class Element {
@@ -36,7 +37,7 @@ class Element {
     uint32_t length = 0;
     if (raw_->size() < sizeof(length)) return Wrong("has no length before its bytes");
     std::memcpy(&length, raw_->data(), sizeof(length));
-    if (raw_->size() - sizeof(length) != length) return Wrong("must have one element, whose length is that of its bytes");
+    if (raw_->size() - sizeof(length) != length) return Wrong("must have one element, as long as it says");
     return raw_->substr(sizeof(length));
   }
   absl::StatusOr<bool> Bool() const {
@@ -78,7 +79,8 @@ absl::StatusOr<std::map<std::string, Element>> Elements(const inference::ModelIn
     const Input& input = request.inputs(i);
     const std::string& name = input.name();
     if (std::find(std::begin(kInputs), std::end(kInputs), name) == std::end(kInputs)) {
-      return InvalidField("inputs", absl::StrCat("has one that this model does not take; it takes ", absl::StrJoin(kInputs, ", ")));
+      return InvalidField("inputs", absl::StrCat("has one that this model does not take; it takes ",
+                                                 absl::StrJoin(kInputs, ", ")));
     }
     int64_t size = 1;
     for (const int64_t dim : input.shape()) size = dim == 1 ? size : 0;
@@ -181,9 +183,11 @@ absl::StatusOr<InferRequest> ParseInferRequest(const inference::ModelInferReques
   absl::StatusOr<http::OpenAiRequest> parsed = http::ParseCompletionRequest(body);
   if (!parsed.ok()) return parsed.status();
   if (!parsed->ignored.empty()) {
-    return InvalidField("sampling_parameters", absl::StrCat("has a name that means nothing here", parsed->ignored[0].size() > 64 ? "" : absl::StrCat(": ", parsed->ignored[0])));
+    const std::string& name = parsed->ignored[0];
+    return InvalidField("sampling_parameters", absl::StrCat("has a name that means nothing here",
+                                                            name.size() > 64 ? "" : absl::StrCat(": ", name)));
   }
-  if (parsed->n != 1) return InvalidField("sampling_parameters", "n must be 1; send as many requests as you want answers");
+  if (parsed->n != 1) return InvalidField("sampling_parameters", "n must be 1; send a request for each answer");
   out.generate = std::move(parsed->prompts[0]);
   out.generate.set_model(request.model_name());
   out.generate.set_prompt(std::move(prompt));

@@ -1,5 +1,6 @@
-// Tensors to requests of baton.v1, and text to tensors. Inputs are those of Triton's vLLM backend: `text_input`, and optionally
-// `stream`, `sampling_parameters` (JSON, whose numbers may be strings), `exclude_input_in_output`, `max_tokens`.
+// Tensors to requests of baton.v1, and text to tensors. Inputs are those of Triton's vLLM backend: `text_input`, and
+// optionally `stream`, `sampling_parameters` (JSON, whose numbers may be strings), `exclude_input_in_output` and
+// `max_tokens`.
 //
 // Thread contract: plain functions.
 #ifndef BATON_ROUTER_KSERVE_INFER_REQUEST_H_

@@ -111,7 +111,8 @@ grpc::ServerUnaryReactor* KServeService::ModelConfig(Context* context, const inf
   return Done(context);
 }
 
-grpc::ServerUnaryReactor* KServeService::RepositoryIndex(Context* context, const inference::RepositoryIndexRequest* request,
+grpc::ServerUnaryReactor* KServeService::RepositoryIndex(Context* context,
+                                                         const inference::RepositoryIndexRequest* request,
                                                          inference::RepositoryIndexResponse* response) {
   const bool ready = ready_();
   if (request->ready() && !ready) return Done(context);

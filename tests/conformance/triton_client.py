@@ -33,7 +33,8 @@ def inputs(text, stream=None, **sampling):
 
 def openai_text(text, **sampling):
     body = json.dumps({"prompt": text, **sampling}).encode()
-    request = urllib.request.Request(os.environ["BATON_URL"] + "/v1/completions", body, {"Content-Type": "application/json"})
+    url = os.environ["BATON_URL"] + "/v1/completions"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)["choices"][0]["text"]
 
@@ -100,7 +101,8 @@ class TritonClientTest(unittest.TestCase):
 
     def test_many_on_one_stream(self):
         prompts = {f"r{i}": f"Number {i} is" for i in range(6)}
-        answers = self.stream([(i, inputs(p, True, max_tokens=8, temperature=0)) for i, p in prompts.items()], len(prompts))
+        requests = [(i, inputs(p, True, max_tokens=8, temperature=0)) for i, p in prompts.items()]
+        answers = self.stream(requests, len(requests))
         texts = dict.fromkeys(prompts, "")
         for result, error in answers:
             self.assertIsNone(error)

@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 
 
 class Browser:
-    """One browser with one page. What the page complains of is collected in `complaints`; urls it asked for in `urls`."""
+    """One browser with one page. What the page complains of is in `complaints`; urls it asked for in `urls`."""
 
     def __init__(self, binary):
         self.complaints, self.urls = [], []
@@ -109,7 +109,8 @@ class Browser:
         until = time.monotonic() + timeout_s
         while not (value := self.run(expression)):
             if time.monotonic() > until:
-                raise TimeoutError(f"never true: {expression}; the page says: {self.run('document.body.innerText')[:1500]}")
+                text = self.run("document.body.innerText")[:1500]
+                raise TimeoutError(f"never true: {expression}; the page says: {text}")
             time.sleep(0.05)
         return value
 
@@ -130,17 +131,19 @@ class Browser:
 
     def point(self, selector, click=False):
         """Moves the mouse to the middle of an element."""
-        x, y = self.run(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-                        " const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y + r.height / 2]; })()")
+        x, y = self.run(f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+                        " e.scrollIntoView({block: 'center'}); const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y + r.height / 2]; })()")
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def size(self, width, height, scale=1):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
+                  mobile=width < 600)
 
     def dark(self, on):
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if on else "light"}])
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def unnamed(self):
         """Roles of what can be operated and has no name for a screen reader."""

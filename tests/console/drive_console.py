@@ -25,7 +25,8 @@ def get(path):
 
 
 def chat(**fields):
-    request = urllib.request.Request(URL + "/v1/chat/completions", json.dumps(fields).encode(), {"Content-Type": "application/json"})
+    body = json.dumps(fields).encode()
+    request = urllib.request.Request(URL + "/v1/chat/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 
@@ -51,23 +52,28 @@ class ConsoleTest(unittest.TestCase):
         self.page.run(f"location.hash = {json.dumps('#' + name)}, 0")
         self.page.wait(f"document.querySelector('main').className === {json.dumps(name.split('/')[0])}")
 
+    def set(self, **settings):
+        for name, value in settings.items():
+            self.page.run(f"(() => {{ const e = document.getElementById('{name}'); e.value = {value};"
+                          " e.dispatchEvent(new Event('input')); })()")
+
     def test_1_play(self):
         page = self.page
         self.assertEqual(page.run("location.pathname"), "/console/")
         page.wait("document.activeElement.id === 'question'")
-        page.run("(() => { for (const [id, value] of [['temperature', 0.7], ['seed', 7], ['max_tokens', 60]]) {"
-                 "const e = document.getElementById(id); e.value = value; e.dispatchEvent(new Event('input')); } })()")
+        self.set(temperature=0.7, seed=7, max_tokens=60)
         page.type(QUESTION)
         page.key("Enter")
         page.wait("document.querySelectorAll('.token').length > 5")
-        self.assertFalse(page.run("document.querySelector('.composer button:nth-child(2)').disabled"), "Stop is possible meanwhile")
+        self.assertFalse(page.run("document.querySelector('.composer button:nth-child(2)').disabled"), "Stop is possible")
         page.wait(DONE.format(1))
         # What is on the screen is what the API says.
         answer = chat(messages=[{"role": "user", "content": QUESTION}], temperature=0.7, seed=7, max_tokens=60)
         shown = page.run("[...document.querySelectorAll('.token')].map((t) => t.textContent).join('')")
         self.assertTrue(shown.startswith(answer["choices"][0]["message"]["content"]), shown)
         self.assertEqual(page.run("document.querySelectorAll('.token').length"), answer["usage"]["completion_tokens"])
-        self.assertRegex(page.run("document.querySelector('.foot').textContent"), r"tokens · TTFT [\d.]+ m?s · ITL [\d.]+ m?s")
+        foot = page.run("document.querySelector('.foot').textContent")
+        self.assertRegex(foot, r"tokens · TTFT [\d.]+ m?s · ITL [\d.]+ m?s")
 
     def test_2_tokens_by_keyboard_and_mouse(self):
         page = self.page
@@ -103,9 +109,9 @@ class ConsoleTest(unittest.TestCase):
 
     def test_4_stop(self):
         page = self.page
-        page.run("(() => { const e = document.getElementById('max_tokens'); e.value = 1500; e.dispatchEvent(new Event('input')); })()")
+        self.set(max_tokens=1500)
         page.run("document.getElementById('question').focus(), 0")
-        page.type("Count from one to one thousand in words.")
+        page.type("Write a very long story about a river, in twenty chapters.")
         page.key("Enter")
         page.wait("document.querySelectorAll('.message.assistant')[2]?.querySelectorAll('.token').length > 3")
         page.key("Escape")
@@ -124,7 +130,8 @@ class ConsoleTest(unittest.TestCase):
         page.wait("document.querySelectorAll('.lane').length === 7")
         record = get("/baton/requests/" + page.run("document.querySelector('.request-id code').textContent"))
         titles = page.run("[...document.querySelectorAll('.lane-title')].map((e) => e.textContent)")
-        self.assertEqual(titles, ["Tokenize", "Prefill", "Hand-over", "Probabilities", "Sample", "Emit and append", "Stop"])
+        self.assertEqual(titles, ["Tokenize", "Prefill", "Hand-over", "Probabilities", "Sample", "Emit and append",
+                                  "Stop"])
         self.assertGreater(record["kv"]["bytes"], 0)
         self.assertGreater(record["stations_ms"]["logits"], 0)
         self.assertGreater(record["stations_ms"]["sample"], 0)
@@ -133,7 +140,8 @@ class ConsoleTest(unittest.TestCase):
         self.assertEqual(page.run("document.querySelectorAll('.strip .unknown').length"), 0, "this tab knows the words")
         said = []
         for i in range(7):
-            self.assertEqual(page.run("[...document.querySelectorAll('.lane')].findIndex((l) => l.classList.contains('selected'))"), i)
+            selected = "[...document.querySelectorAll('.lane')].findIndex((l) => l.classList.contains('selected'))"
+            self.assertEqual(page.run(selected), i)
             said.append(page.run("document.querySelector('.stop-text p').textContent"))
             page.key("ArrowRight")
         self.assertIn(record["prefill_worker"], said[1])
@@ -143,7 +151,7 @@ class ConsoleTest(unittest.TestCase):
         # To scale: prefill's bar is as long as its share of the axis.
         share = page.run("(() => { const b = document.querySelector('.bar-prefill').getBoundingClientRect();"
                          "const l = [...document.querySelectorAll('.tick')].at(-1).getBoundingClientRect();"
-                         "const f = document.querySelector('.bar-prefill').closest('svg').querySelector('.bar-router').getBoundingClientRect();"
+                         "const f = document.querySelector('.lane .bar-router').getBoundingClientRect();"
                          "return b.width / (l.x + l.width / 2 - f.x); })()")
         self.assertAlmostEqual(share, record["stations_ms"]["prefill"] / record["token_ms"][-1], delta=0.03)
         for _ in range(5):
@@ -166,15 +174,17 @@ class ConsoleTest(unittest.TestCase):
         self.assertTrue(page.run("document.querySelector('.scale').hidden"))
         before = int(status["requests_total"])
         chat(messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
-        page.wait(f"[...document.querySelectorAll('.figures.wide .figure')].some((f) => f.textContent === 'requests{before + 1}')")
+        page.wait("[...document.querySelectorAll('.figures.wide .figure')]"
+                  f".some((f) => f.textContent === 'requests{before + 1}')")
 
     def test_7_load(self):
         page = self.page
         self.show("load")
         page.wait("document.querySelectorAll('.plot svg').length === 4")
         page.wait("document.querySelector('.plot path.line-a').getAttribute('d') !== ''")
-        self.assertGreaterEqual(page.run("Math.min(...[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.axis').length))"), 6)
-        words = page.run("[...document.querySelectorAll('.plot svg')].map((s) => s.getAttribute('aria-label')).join(' ')")
+        axes = page.run("[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.axis').length)")
+        self.assertGreaterEqual(min(axes), 6, axes)
+        words = page.run("[...document.querySelectorAll('.plot svg')].map((s) => s.ariaLabel).join(' ')")
         self.assertRegex(words, "generated at most [1-9]")
 
     def test_8_dark_and_phone(self):

@@ -1,4 +1,4 @@
-"""Takes the pictures of the console in docs/images, from a running router (`--mode disaggregated`) that is kept busy meanwhile.
+"""Takes the pictures of the console in docs/images, from a running router (`--mode disaggregated`) that it keeps busy.
 
   BATON_URL=http://127.0.0.1:8000 python3 tests/console/take_screenshots.py docs/images
 """
@@ -25,7 +25,8 @@ def keep_busy(stop, most, words, pause):
     while not stop.is_set():
         content = f"{dice.randint(0, 10**6)} Tell me about {dice.choice(TOPICS)}." + " and so on" * dice.randint(0, words)
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": dice.randint(10, most)}
-        request = urllib.request.Request(URL + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(URL + "/v1/chat/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as response:
             response.read()
         stop.wait(dice.random() * pause)
@@ -70,7 +71,8 @@ def main(folder):
     page.size(1280, 800)
 
     stop = threading.Event()
-    threads = [threading.Thread(target=keep_busy, args=(stop, *shape)) for shape in ((150, 5, 1), (60, 60, 3), (90, 20, 6), (40, 90, 8))]
+    shapes = ((150, 5, 1), (60, 60, 3), (90, 20, 6), (40, 90, 8))
+    threads = [threading.Thread(target=keep_busy, args=(stop, *shape)) for shape in shapes]
     for thread in threads:
         thread.start()
         time.sleep(7)
@@ -78,7 +80,8 @@ def main(folder):
     show("cluster", ".worker")
     picture("cluster")
     show("load", ".plot svg")
-    page.run("(() => { const e = document.getElementById('span'); e.value = 60; e.dispatchEvent(new Event('change')); })()")
+    page.run("(() => { const e = document.getElementById('span'); e.value = 60;"
+             " e.dispatchEvent(new Event('change')); })()")
     picture("load")
     stop.set()
     for thread in threads:

@@ -24,7 +24,8 @@ TEST(SameOriginTest, AddressesAndLocalhostPass) {
 }
 
 TEST(SameOriginTest, ANameThatAnyoneCouldPointHereDoesNot) {
-  for (const char* host : {"evil.example:8000", "127.0.0.1.evil.example:8000", "localhost.evil.example", "", ":8000", "[", "[]"}) {
+  for (const char* host :
+       {"evil.example:8000", "127.0.0.1.evil.example:8000", "localhost.evil.example", "", ":8000", "[", "[]"}) {
     EXPECT_TRUE(absl::IsPermissionDenied(console::CheckSameOrigin(Good(host)))) << host;
   }
 }
@@ -53,13 +54,14 @@ class AdminTest : public HttpFixture {
   std::string Own() {
     return absl::StrCat("Origin: http://127.0.0.1:", port(), "\r\nX-Baton-Console: 1\r\n");
   }
-  HttpReply Drain(const std::string& worker, const std::string& headers) {
+  HttpReply Send(const std::string& path, const std::string& body, const std::string& headers) {
     RawHttp client(port());
-    const std::string body = Json{{"worker", worker}}.dump();
-    client.Send(absl::StrCat("POST /baton/drain HTTP/1.1\r\nHost: 127.0.0.1:", port(),
-                             "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(), "\r\n", headers, "\r\n",
-                             body));
+    client.Send(absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: 127.0.0.1:", port(), "\r\nContent-Length: ", body.size(),
+                             "\r\nContent-Type: application/json\r\n", headers, "\r\n", body));
     return client.ReadReply();
+  }
+  HttpReply Drain(const std::string& worker, const std::string& headers) {
+    return Send("/baton/drain", Json{{"worker", worker}}.dump(), headers);
   }
 };
 
@@ -86,17 +88,12 @@ TEST_F(AdminTest, DrainsAWorkerOnlyForTheConsolesOwnPage) {
 TEST_F(AdminTest, ScaleSaysWhenNoUpRunsTheCluster) {
   config_.set_console("admin");
   StartRouter();
-  const auto scale = [&](const std::string& body) {
-    RawHttp client(port());
-    client.Send(absl::StrCat("POST /baton/scale HTTP/1.1\r\nHost: 127.0.0.1:", port(),
-                             "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(), "\r\n", Own(), "\r\n", body));
-    return client.ReadReply();
-  };
-  const HttpReply reply = scale(R"({"prefill":2,"decode":1})");
+  const HttpReply reply = Send("/baton/scale", R"({"prefill":2,"decode":1})", Own());
   EXPECT_EQ(reply.status, 404);
   EXPECT_THAT(reply.body, HasSubstr("baton up"));
-  for (const char* bad : {"{}", "[]", "x", R"({"prefill":0})", R"({"decode":65})", R"({"decode":1.5})", R"({"router":2})"}) {
-    EXPECT_EQ(scale(bad).status, 400) << bad;
+  for (const char* bad :
+       {"{}", "[]", "x", R"({"prefill":0})", R"({"decode":65})", R"({"decode":1.5})", R"({"router":2})"}) {
+    EXPECT_EQ(Send("/baton/scale", bad, Own()).status, 400) << bad;
   }
 }
 

@@ -63,7 +63,8 @@ TEST_F(ConsoleHttpTest, FilesHaveTheTypesThatNosniffNeeds) {
 // No page may bring code or style that the policy stops, or make markup of text.
 TEST_F(ConsoleHttpTest, ScriptsNeverParseHtml) {
   StartRouter();
-  for (const char* file : {"app", "api", "chart", "cluster", "dom", "journey", "load", "play", "session", "stations", "timeline", "tokens"}) {
+  for (const char* file : {"app", "api", "chart", "cluster", "dom", "journey", "load", "play", "session", "stations",
+                           "timeline", "tokens"}) {
     const HttpReply reply = Get(absl::StrCat("/console/", file, ".js"));
     ASSERT_EQ(reply.status, 200) << file;
     for (const char* way : {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function",
@@ -189,7 +190,8 @@ TEST_F(ConsoleHttpTest, WithKeysATenantSeesItsOwnRequests) {
   ASSERT_EQ(answer.status, 200);
   const std::string path = "/baton/requests/" + Parse(answer)["id"].get<std::string>();
   EXPECT_EQ(Get("/console/").status, 200);  // it asks for the key
-  for (const std::string& one : {std::string("/baton/cluster"), std::string("/baton/requests"), std::string("/baton/load"), path}) {
+  for (const std::string& one : {std::string("/baton/cluster"), std::string("/baton/requests"),
+                                 std::string("/baton/load"), path}) {
     EXPECT_EQ(get(one, "").status, 401) << one;
     EXPECT_EQ(get(one, "sk-wrong-0123456789").status, 401) << one;
     EXPECT_EQ(get(one, "sk-alice-0123456789").status, 200) << one;
