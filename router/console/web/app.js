@@ -46,7 +46,7 @@ keyForm.addEventListener("submit", (event) => {
 
 const where = document.getElementById("where");
 every(3000, async () => {
-  let text = "the router does not answer";
+  let text;
   let ok = false;
   try {
     const { status } = await getJson("/baton/cluster");
@@ -54,7 +54,7 @@ every(3000, async () => {
     text = `${status.model_name} · ${ready("prefill")} prefill, ${ready("decode")} decode ready`;
     ok = ready("decode") > 0;
   } catch {
-    // said in `text`
+    text = keyForm.hidden ? "the router does not answer" : "an API key is needed";
   }
   if (where.textContent !== text) where.textContent = text;  // a screen reader hears changes only
   where.className = ok ? "ok" : "bad";
