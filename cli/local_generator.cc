@@ -136,6 +136,7 @@ absl::Status LocalGenerator::Admit(const v1::GenerateRequest& request, Run* run)
   const std::string id = request.request_id().empty() ? "local" : request.request_id();
   absl::StatusOr<engine::Request> built = engine::RequestFromProto(id, ids, sampling, "", deadline, model_->limits());
   if (!built.ok()) return built.status();
+  if (absl::Status s = model_->Constrain(sampling, &*built); !s.ok()) return s;
   run->request = *std::move(built);
   return absl::OkStatus();
 }

@@ -437,6 +437,7 @@ absl::Status DecodeService::Begin(const v1::DecodeRequest& request, absl::Time d
       engine::RequestFromProto(request.request_id(), request.prompt_token_ids(), request.sampling(), request.tenant(),
                                deadline, options_.model->limits());
   if (!parsed.ok()) return parsed.status();
+  if (absl::Status s = options_.model->Constrain(request.sampling(), &*parsed); !s.ok()) return s;
   absl::StatusOr<std::vector<std::vector<int32_t>>> resume = engine::ResumeFromProto(
       request.resume(), parsed->sampling.n, parsed->sampling.max_tokens, options_.model->limits());
   if (!resume.ok()) return resume.status();

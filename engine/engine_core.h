@@ -110,7 +110,7 @@ class EngineCore {
   void RunBatch();
   void AfterForward(const BatchBuilder::Item& item, absl::Duration forward, std::span<const float> logits);
   // The next token of one choice of `sequence`, sent to the sink, with its finish_reason.
-  absl::StatusOr<SampledToken> SampleNext(const Sequence& sequence, int choice_index, std::span<const float> logits);
+  absl::StatusOr<SampledToken> SampleNext(Sequence& sequence, int choice_index, std::span<const float> logits);
   void SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const float> logits);
   // Makes a sequence for each unfinished choice: full blocks are shared, a partly filled last block is copied.
   void Fork(std::unique_ptr<Sequence> sequence, const std::vector<SampledToken>& first_tokens);

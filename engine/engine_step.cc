@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "constraint/token_constraint.h"
 #include "engine/engine_core.h"
 #include "engine/stopping.h"
 
@@ -237,7 +238,7 @@ void EngineCore::AfterForward(const BatchBuilder::Item& item, absl::Duration for
   if (--request.open_choices == 0) Finish(&request, absl::OkStatus());
 }
 
-absl::StatusOr<SampledToken> EngineCore::SampleNext(const Sequence& sequence, int choice_index,
+absl::StatusOr<SampledToken> EngineCore::SampleNext(Sequence& sequence, int choice_index,
                                                     std::span<const float> logits) {
   SampleContext context;
   context.params = &sequence.params();
@@ -247,6 +248,12 @@ absl::StatusOr<SampledToken> EngineCore::SampleNext(const Sequence& sequence, in
   context.token_index = sequence.num_outputs();
   context.position = sequence.num_tokens();
   const absl::Time begin = clock_->Now();
+  if (constraint::TokenConstraint* constraint = sequence.request->request.constraint.get(); constraint != nullptr) {
+    if (absl::Status s = constraint->MoveTo(sequence.outputs(), &sequence.place); !s.ok()) return s;
+    const auto mask = constraint->Mask(sequence.place);
+    if (!mask.ok()) return mask.status();
+    context.mask = *mask;
+  }
   auto token = sampler_.Sample(logits, context);
   if (!token.ok()) return token;
   sequence.request->stats.sample += clock_->Now() - begin;

@@ -3,6 +3,7 @@
 #define BATON_ENGINE_REQUEST_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kvcache/block_pool.h"
+
+namespace baton::constraint {
+class TokenConstraint;
+}
 
 namespace baton::engine {
 
@@ -43,6 +48,7 @@ struct Request {
   // first token sampled is the one after them.
   std::vector<std::vector<int32_t>> resume;
   std::vector<int> ended_choices;  // for Submit: these do not run beyond token 0
+  std::shared_ptr<constraint::TokenConstraint> constraint;  // what the text must be; null: anything
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
@@ -96,7 +102,8 @@ class RequestSink {
   virtual void OnHistory(std::vector<int32_t> /*token_ids*/, kvcache::BlockLease /*blocks*/) {}
   // OK: every choice finished (SubmitPrefill: token 0 of every choice was sampled). Else CANCELLED, DEADLINE_EXCEEDED,
   // RESOURCE_EXHAUSTED (does not fit, or the queue is full), UNAVAILABLE (draining), INVALID_ARGUMENT (ids out of the
-  // vocabulary, prompt over the context), ALREADY_EXISTS (the id is running), INTERNAL (logits not finite: kError). The
+  // vocabulary, prompt over the context), ALREADY_EXISTS (the id is running), INTERNAL (logits not finite: kError),
+  // what TokenConstraint says. The
   // request's blocks are back in the pool (or leased, after OnScheduled) before this is called.
   virtual void OnDone(const absl::Status& status, const RequestStats& stats) = 0;
 };

@@ -155,6 +155,16 @@ void LoadedModel::LogMemory() const {
                      {"kv_mib", mib(static_cast<uint64_t>(num_blocks_) * kv_layout().block_bytes())}});
 }
 
+absl::Status LoadedModel::Constrain(const v1::SamplingParams& sampling, Request* request) const {
+  if (!sampling.has_constraint()) return absl::OkStatus();
+  if (constraints_ == nullptr) {
+    return absl::FailedPreconditionError("the model's tokens are not known as text here, which a constraint needs");
+  }
+  absl::StatusOr<std::shared_ptr<constraint::TokenConstraint>> constraint = constraints_->ForRequest(sampling);
+  if (constraint.ok()) request->constraint = *std::move(constraint);
+  return constraint.status();
+}
+
 v1::WorkerInfo LoadedModel::Describe() const {
   v1::WorkerInfo info;
   *info.mutable_fingerprint() = fingerprint_;
@@ -186,6 +196,7 @@ struct Plan {
   model::ModelConfig model_config;
   kernels::Backend::Options backend;
   EngineOptions engine;
+  std::shared_ptr<const constraint::Vocabulary> vocabulary;
   int max_context = 0;
   int64_t kv_bytes = 0;
 };
@@ -204,6 +215,13 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   plan.backend = *backend;
 
   plan.engine.eos_token_ids = (*tokenizer)->eos_ids();
+  absl::StatusOr<std::shared_ptr<const constraint::Vocabulary>> vocabulary = constraint::Vocabulary::Create(
+      (*tokenizer)->vocab_size(), [&](int32_t id) {
+        const absl::StatusOr<absl::string_view> bytes = (*tokenizer)->TokenBytes(id);
+        return (*tokenizer)->IsSpecial(id) || !bytes.ok() ? absl::string_view() : *bytes;
+      });
+  if (!vocabulary.ok()) return vocabulary.status();
+  plan.vocabulary = *std::move(vocabulary);
   plan.engine.kv_dtype = *kv_dtype;
   if (config.has_block_size()) plan.engine.block_size = static_cast<int>(config.block_size());
   if (config.has_max_batch_tokens()) plan.engine.max_batch_tokens = static_cast<int>(config.max_batch_tokens());
@@ -281,6 +299,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   loaded->max_sequences_ = plan->engine.max_sequences;
   loaded->max_batch_tokens_ = plan->engine.max_batch_tokens;
   loaded->eos_token_ids_ = plan->engine.eos_token_ids;
+  loaded->constraints_ = std::make_unique<constraint::ConstraintCompiler>(plan->vocabulary,
+                                                                          !plan->engine.eos_token_ids.empty());
   return loaded;
 }
 

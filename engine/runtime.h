@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/validate_request.h"
+#include "constraint/compile.h"
 #include "engine/engine.h"
 #include "kernels/backend.h"
 #include "model/transformer.h"
@@ -64,6 +65,9 @@ class LoadedModel {
   std::string backend_name() const { return backend_->name(); }
   const std::vector<int32_t>& eos_token_ids() const { return eos_token_ids_; }
   const model::MemoryLedger& memory() const { return memory_; }
+  // Gives `request` what `sampling` asks of its text. INVALID_ARGUMENT naming the field; FAILED_PRECONDITION where the model
+  // cannot be constrained. Thread-safe, and not for the engine's thread: compiling takes milliseconds.
+  absl::Status Constrain(const v1::SamplingParams& sampling, Request* request) const;
   // Logs what the model occupies, as a worker does when it has loaded.
   void LogMemory() const;
   // What a worker tells the router of its model: fingerprint, name, context, blocks, backend.
@@ -85,6 +89,7 @@ class LoadedModel {
   int max_batch_tokens_ = 0;
   std::vector<int32_t> eos_token_ids_;
   model::MemoryLedger memory_;
+  std::unique_ptr<constraint::ConstraintCompiler> constraints_;  // null: no vocabulary
 };
 
 // The name clients use: served_model_name, else the file's name without .gguf.

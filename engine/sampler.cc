@@ -101,6 +101,23 @@ void Sampler::ApplyPenalties(const SampleContext& context) {
   }
 }
 
+void Sampler::ApplyMasks(const SampleContext& context) {
+  const SamplingParams& params = *context.params;
+  const bool complete = context.mask != nullptr && context.mask->num_tokens() == 0;
+  if (context.mask != nullptr) {
+    // A stop id without text is an end like EOS; one with text is text.
+    std::vector<int32_t> ends(context.eos_token_ids.begin(), context.eos_token_ids.end());
+    ends.insert(ends.end(), params.stop_token_ids.begin(), params.stop_token_ids.end());
+    context.mask->Apply(adjusted_, ends);
+  }
+  if (complete || context.token_index >= params.min_tokens) return;
+  const auto mask = [&](int32_t id) {
+    if (id >= 0 && id < vocab_size_) adjusted_[id] = -std::numeric_limits<float>::infinity();
+  };
+  if (!params.ignore_eos) std::ranges::for_each(context.eos_token_ids, mask);
+  std::ranges::for_each(params.stop_token_ids, mask);
+}
+
 absl::Status Sampler::Adjust(std::span<const float> logits, const SampleContext& context) {
   const SamplingParams& params = *context.params;
   if (static_cast<int>(logits.size()) != vocab_size_) {
@@ -116,18 +133,15 @@ absl::Status Sampler::Adjust(std::span<const float> logits, const SampleContext&
     if (id >= 0 && id < vocab_size_) adjusted_[id] = Finite(double{adjusted_[id]} + bias);
   }
   ApplyPenalties(context);
-  if (context.token_index < params.min_tokens) {
-    const auto mask = [&](int32_t id) {
-      if (id >= 0 && id < vocab_size_) adjusted_[id] = -std::numeric_limits<float>::infinity();
-    };
-    if (!params.ignore_eos) std::ranges::for_each(context.eos_token_ids, mask);
-    std::ranges::for_each(params.stop_token_ids, mask);
-  }
+  ApplyMasks(context);
   const Largest largest = FindLargest(adjusted_);
   argmax_ = largest.index;
   max_ = largest.value;
   if (std::isinf(max_)) {
-    return absl::InternalError("min_tokens masks every token of the vocabulary: give fewer stop_token_ids");
+    return absl::InternalError(context.mask == nullptr
+                                   ? "min_tokens masks every token of the vocabulary: give fewer stop_token_ids"
+                                   : "no token may come next: all that the constraint allows is kept from ending the text "
+                                     "by min_tokens; give a smaller one, or fewer stop_token_ids");
   }
   return absl::OkStatus();
 }

@@ -1,9 +1,10 @@
 // From logits to a token. A pure function of (logits, parameters, tokens so far, choice, position): the draw is a
 // Philox number keyed by the seed, so any worker continues any request identically.
 //
-// Order of operations (as vLLM documents them): log-probabilities are taken from the raw logits; then logit bias and the
-// min_tokens mask, repetition / frequency / presence penalties, temperature, min_p, top_k, top_p, draw. Temperature 0
-// takes the largest adjusted logit and ends there.
+// Order of operations (as vLLM documents them): log-probabilities are taken from the raw logits; then logit bias,
+// repetition / frequency / presence penalties, the constraint's mask, the min_tokens mask, temperature, min_p, top_k, top_p,
+// draw. Temperature 0 takes the largest adjusted logit and ends there. A text that the constraint says is complete ends
+// before min_tokens, too.
 //
 // Ties and order: "larger" means a larger adjusted logit, then a smaller id; that is a total order, so top_k keeps
 // exactly k tokens and top_p the shortest prefix of it that reaches p of the mass that min_p and top_k left. The draw is
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "constraint/token_constraint.h"
 #include "engine/request.h"
 
 namespace baton::engine {
@@ -42,6 +44,7 @@ struct SampleContext {
   std::span<const int32_t> eos_token_ids;
   int choice_index = 0;
   int token_index = 0;                       // of the output
+  const constraint::TokenMask* mask = nullptr;  // null: any token
   int64_t position = 0;                      // absolute, of the token to be sampled: prompt length + token_index
 };
 
@@ -70,6 +73,7 @@ class Sampler {
   // adjusted_ = logits after bias, mask and penalties; max_ = its maximum, at argmax_ (lowest id).
   absl::Status Adjust(std::span<const float> logits, const SampleContext& context);
   void ApplyPenalties(const SampleContext& context);
+  void ApplyMasks(const SampleContext& context);
   // kept_ = what may be drawn, ascending id; returns the sum of weights.
   double Filter(const SamplingParams& params);
   // scratch_ = the k largest of adjusted_, ascending id, without weights.

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "constraint/token_constraint.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "kvcache/block_pool.h"
@@ -49,6 +51,7 @@ struct Sequence {
   int num_computed = 0;             // KV of these is in the table
   kvcache::BlockTable table;
   TokenHistory history;
+  constraint::TokenConstraint::Position place;  // in the text that the constraint allows
   int64_t last_step = 0;
 
   // Where the next sealed block goes in the prefix index.
@@ -60,6 +63,7 @@ struct Sequence {
   int num_tokens() const { return static_cast<int>(token_ids.size()); }
   int prompt_tokens() const { return static_cast<int>(request->request.prompt_token_ids.size()); }
   int num_outputs() const { return num_tokens() - prompt_tokens(); }
+  std::span<const int32_t> outputs() const { return std::span(token_ids).subspan(static_cast<size_t>(prompt_tokens())); }
   const SamplingParams& params() const { return request->request.sampling; }
 
   void AppendOutput(int32_t token_id) {

@@ -267,6 +267,7 @@ void PrefillService::Serve(const v1::PrefillRequest& request, absl::Time deadlin
       engine::RequestFromProto(request.request_id(), request.prompt_token_ids(), request.sampling(), request.tenant(),
                                deadline, options_.model->limits());
   if (!parsed.ok()) return call->OnDone(parsed.status(), {});
+  if (absl::Status s = options_.model->Constrain(request.sampling(), &*parsed); !s.ok()) return call->OnDone(s, {});
   parsed->request_id = engine_id;
   engine->SubmitPrefill(*std::move(parsed), call);
   // A cancellation that came before the engine knew the request.

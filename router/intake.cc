@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/ids.h"
 #include "common/status.h"
+#include "constraint/compile.h"
 
 namespace baton::router {
 
@@ -21,6 +22,7 @@ ModelLimits Intake::Limits() const {
 absl::StatusOr<AdmittedRequest> Intake::Prepare(const v1::GenerateRequest& request, std::string request_id) const {
   const ModelLimits limits = Limits();
   if (absl::Status status = ValidateGenerateRequest(request, limits); !status.ok()) return status;
+  if (absl::Status status = constraint::CheckConstraint(request.sampling()); !status.ok()) return status;
   AdmittedRequest admitted;
   const absl::Time begin = context_->clock->Now();
   absl::StatusOr<std::vector<int32_t>> tokens = text_->PromptTokens(request);

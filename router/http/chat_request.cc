@@ -84,7 +84,7 @@ void ReadTools(JsonFields* fields, OpenAiRequest* request, v1::Chat* chat) {
   if (chosen == "required" || chosen == "named") {
     return fields->Fail(
         "tool_choice",
-        "required and named tools need constrained decoding, which this server does not have yet; use auto");
+        "required and named tools are not supported; use auto, or response_format with the arguments' schema");
   }
   if (chosen != "auto" && chosen != "none") return fields->Fail("tool_choice", "must be none or auto");
   if (chosen == "none") return chat->clear_tools();
@@ -168,6 +168,9 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(const Json& body) {
   ReadTools(&fields, &request, chat);
   fields.Find("parallel_tool_calls");
   if (!chat->tools().empty()) request.tools = ToolNames(&fields, *fields.Array("tools"));
+  if (!request.tools.empty() && sampling->has_constraint()) {
+    fields.Fail("tools", "cannot be called by an answer that response_format constrains; send one of the two, or tool_choice none");
+  }
   if (!fields.ok()) return fields.status();
   request.prompts.push_back(std::move(common));
   request.ignored = fields.Unread();

@@ -75,28 +75,9 @@ void ReadStream(JsonFields* fields, OpenAiRequest* request) {
   fields->Fail(inner.status());
 }
 
-constexpr const char* kNeedsConstraints = "needs constrained decoding, which this server does not have yet";
-
-void RefuseConstraints(JsonFields* fields) {
-  if (const Json* format = fields->Object("response_format"); format != nullptr) {
-    JsonFields inner(*format, "response_format.");
-    const std::string type = inner.String("type").value_or("");
-    if (type == "json_object" || type == "json_schema" || type == "structural_tag") {
-      inner.Fail("type", absl::StrCat(type, " ", kNeedsConstraints, "; send text, or leave it out"));
-    } else if (type != "text") {
-      inner.Fail("type", "must be text (json_object and json_schema are not supported yet)");
-    }
-    fields->Fail(inner.status());
-  }
-  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}) {
-    if (fields->Find(name) != nullptr) fields->Fail(name, kNeedsConstraints);
-  }
-}
-
 }  // namespace
 
 void RefuseUnsupported(JsonFields* fields) {
-  RefuseConstraints(fields);
   for (const char* name :
        {"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "logits_processors",
         "prompt_embeds", "cache_salt", "chat_template", "audio", "functions", "function_call"}) {
@@ -121,6 +102,7 @@ void ReadCommon(JsonFields* fields, OpenAiRequest* request, v1::GenerateRequest*
   ReadStream(fields, request);
   request->n = prompt->sampling().has_n() ? prompt->sampling().n() : 1;
   request->return_token_ids = fields->Bool("return_token_ids").value_or(false);
+  ReadConstraint(fields, prompt->mutable_sampling());
   RefuseUnsupported(fields);
 }
 

@@ -21,6 +21,8 @@ std::string PublicField(absl::string_view field) {
   if (absl::ConsumePrefix(&field, "token_ids")) return absl::StrCat("tokens", field);
   absl::ConsumePrefix(&field, "sampling.");
   absl::ConsumePrefix(&field, "chat.");
+  if (field == "constraint.json_schema") return "response_format.json_schema.schema";
+  if (absl::ConsumePrefix(&field, "constraint.")) return absl::StrCat("structured_outputs.", field);
   if (absl::ConsumePrefix(&field, "template_arguments")) return absl::StrCat("chat_template_kwargs", field);
   return std::string(field);
 }

@@ -44,6 +44,9 @@ void ReadChat(JsonFields* fields, v1::Chat* chat);
 // What both have in common. `fields` keeps the error.
 void ReadCommon(JsonFields* fields, OpenAiRequest* request, v1::GenerateRequest* prompt);
 
+// response_format, guided_* and structured_outputs. What they say is judged behind the door (constraint/compile.h).
+void ReadConstraint(JsonFields* fields, v1::SamplingParams* sampling);
+
 // The common fields that would change the answer and cannot be honoured: refused. Those that change nothing: read.
 void RefuseUnsupported(JsonFields* fields);
 

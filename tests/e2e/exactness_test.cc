@@ -75,6 +75,7 @@ class Oracle {
         ResolveDefaults(request.sampling(), ids.size(), request.sampling().seed(), model_->limits());
     auto parsed = engine::RequestFromProto(request.request_id(), ids, sampling, "", absl::InfiniteFuture(), model_->limits());
     if (!parsed.ok()) return parsed.status();
+    if (absl::Status s = model_->Constrain(sampling, &*parsed); !s.ok()) return s;
     auto sink = std::make_shared<CollectingSink>(sampling.n());
     model_->engine()->Submit(*std::move(parsed), sink);
     return sink->Wait();
