@@ -9,81 +9,14 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/config.h"
-#include "engine/request_proto.h"
-#include "engine/runtime.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/one_process.h"
 #include "tests/e2e/random_requests.h"
 
 namespace baton::e2e {
 namespace {
 
 constexpr uint64_t kFirstSeed = 9000;
-
-struct Choice {
-  std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;
-  v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
-};
-
-class CollectingSink : public engine::RequestSink {
- public:
-  explicit CollectingSink(int n) : choices_(n) {}
-  void OnToken(const engine::SampledToken& token) override {
-    Choice& choice = choices_[token.choice_index];
-    choice.token_ids.push_back(token.token_id);
-    choice.logprobs.push_back(token.logprob);
-    if (token.finish_reason != engine::FinishReason::kNone) {
-      choice.reason = engine::FinishReasonToProto(token.finish_reason);
-    }
-  }
-  void OnDone(const absl::Status& status, const engine::RequestStats&) override {
-    MutexLock lock(&mu_);
-    status_ = status;
-    done_ = true;
-    changed_.SignalAll();
-  }
-  absl::StatusOr<std::vector<Choice>> Wait() {
-    MutexLock lock(&mu_);
-    while (!done_) changed_.Wait(&mu_);
-    if (!status_.ok()) return status_;
-    return choices_;
-  }
-
- private:
-  std::vector<Choice> choices_;  // written before done_, read after
-  Mutex mu_;
-  CondVar changed_;
-  bool done_ = false;
-  absl::Status status_;
-};
-
-// One process, one request at a time, no prefix cache: nothing can leak from one request into another.
-class Oracle {
- public:
-  explicit Oracle(const std::string& model_path) {
-    auto config = LoadConfig(ProcessRole::kWorker,
-                             {"--model=" + model_path, "--kv-memory-mib=256", "--threads=2", "--prefix-cache=false"}, {});
-    if (!config.ok()) ADD_FAILURE() << config.status();
-    auto model = engine::LoadedModel::Load(config->config, {});
-    if (!model.ok()) ADD_FAILURE() << model.status();
-    model_ = *std::move(model);
-  }
-  absl::StatusOr<std::vector<Choice>> Run(const v1::GenerateRequest& request) {
-    const auto& ids = request.token_ids().ids();
-    const v1::SamplingParams sampling =
-        ResolveDefaults(request.sampling(), ids.size(), request.sampling().seed(), model_->limits());
-    auto parsed = engine::RequestFromProto(request.request_id(), ids, sampling, "", absl::InfiniteFuture(), model_->limits());
-    if (!parsed.ok()) return parsed.status();
-    if (absl::Status s = model_->Constrain(sampling, &*parsed); !s.ok()) return s;
-    auto sink = std::make_shared<CollectingSink>(sampling.n());
-    model_->engine()->Submit(*std::move(parsed), sink);
-    return sink->Wait();
-  }
-
- private:
-  std::unique_ptr<engine::LoadedModel> model_;
-};
 
 // `requests_by_mode`, if not null, becomes what the router counted: remote, local.
 void ExpectExact(const std::string& mode, int prefill, int decode, int default_requests,
@@ -114,7 +47,7 @@ void ExpectExact(const std::string& mode, int prefill, int decode, int default_r
     };
     *requests_by_mode = {counted("remote"), counted("local")};
   }
-  Oracle oracle(model.path);
+  OneProcess oracle(model.path);
   for (int i = 0; i < num_requests; ++i) {
     SCOPED_TRACE(absl::StrCat("seed ", kFirstSeed + i));
     ASSERT_TRUE(got[i].status.ok()) << got[i].status.error_message();
