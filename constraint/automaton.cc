@@ -11,6 +11,7 @@ Automaton::Automaton(std::shared_ptr<const Grammar> grammar)
 
 void Automaton::Clear() {
   next_.clear();
+  last_walk_.clear();
   infos_.clear();
   places_.clear();
   by_hash_.clear();
@@ -28,7 +29,7 @@ void Automaton::Clear() {
 }
 
 size_t Automaton::memory_bytes() const {
-  return next_.capacity() * sizeof(StateId) + infos_.capacity() * sizeof(Info) + places_.capacity() * sizeof(Place) +
+  return (next_.capacity() + last_walk_.capacity()) * sizeof(StateId) + infos_.capacity() * sizeof(Info) + places_.capacity() * sizeof(Place) +
          by_hash_.size() * 64 + frames_.capacity() * sizeof(Frame) + stacks_.capacity() * 16;
 }
 
@@ -38,6 +39,7 @@ Automaton::StateId Automaton::NewState(std::span<const Place> places, bool may_e
   places_.insert(places_.end(), places.begin(), places.end());
   next_.resize(next_.size() + num_classes_, places.empty() ? kDead : kUnknown);
   next_[id * num_classes_] = kDead;
+  last_walk_.resize(next_.size(), 0);
   return id;
 }
 

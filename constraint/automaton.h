@@ -32,6 +32,14 @@ class Automaton {
     const StateId next = next_[state * num_classes_ + static_cast<size_t>(grammar_->ClassOf(byte))];
     return next != kUnknown ? next : Step(state, byte);
   }
+  // Next, which also adds what the step costs to make (places of the state) to `cost`, once in each walk. That does not
+  // depend on whether it was made before. A walk's number is not 0 and not that of another walk.
+  StateId NextCounted(StateId state, uint8_t byte, uint32_t walk, int64_t* cost) {
+    uint32_t& last = last_walk_[state * num_classes_ + static_cast<size_t>(grammar_->ClassOf(byte))];
+    if (last != walk) *cost += static_cast<int64_t>(num_places(state)) + 1;
+    last = walk;
+    return Next(state, byte);
+  }
   bool MayEnd(StateId state) const { return infos_[state].may_end; }
   // Places of the state; more than kMaxPlaces when it had too many, and then nothing can follow.
   size_t num_places(StateId state) const { return infos_[state].overflow ? kMaxPlaces + 1 : infos_[state].count; }
@@ -71,7 +79,8 @@ class Automaton {
 
   const std::shared_ptr<const Grammar> grammar_;
   const size_t num_classes_;
-  std::vector<StateId> next_;  // [state, class]
+  std::vector<StateId> next_;         // [state, class]
+  std::vector<uint32_t> last_walk_;  // [state, class]: the last that took this step
   std::vector<Info> infos_;
   std::vector<Place> places_;
   absl::flat_hash_map<uint64_t, std::vector<StateId>> by_hash_;

@@ -34,6 +34,7 @@ void TokenMask::Apply(std::span<float> logits, std::span<const int32_t> ends) co
   } else {
     for (size_t word = 0; word * 64 < logits.size(); ++word) {
       const uint64_t bits = word < bits_.size() ? bits_[word] : 0;
+      if (bits == ~uint64_t{0}) continue;
       const size_t count = std::min<size_t>(64, logits.size() - word * 64);
       for (size_t i = 0; i < count; ++i) {
         if ((bits >> i & 1) == 0) logits[word * 64 + i] = kMasked;
@@ -99,17 +100,16 @@ absl::StatusOr<TokenMask> TokenConstraint::MakeMask(Automaton::StateId state) {
         "that begin alike, and no large counts of things that may be left out");
   };
   if (automaton_.num_places(state) > Automaton::kMaxPlaces) return ambiguous();
-  int64_t cost = 0;  // counted by what is looked at, not by what had to be made: the same at every time
+  walk_ = walk_ == UINT32_MAX ? 1 : walk_ + 1;
+  int64_t cost = 0;  // of what is needed, not of what had to be made: the same at every time
   for (uint32_t i = 0; i + 1 < nodes.size();) {
     const Vocabulary::Node& node = nodes[i];
-    const Automaton::StateId next = automaton_.Next(path_[node.depth - 1], node.byte);
+    const Automaton::StateId next = automaton_.NextCounted(path_[node.depth - 1], node.byte, walk_, &cost);
     if (next == Automaton::kDead) {
       i = node.subtree_end;
       continue;
     }
-    const size_t places = automaton_.num_places(next);
-    cost += static_cast<int64_t>(places) + 1;
-    if (cost > kMaxMaskCost || places > Automaton::kMaxPlaces) return ambiguous();
+    if (cost > kMaxMaskCost || automaton_.num_places(next) > Automaton::kMaxPlaces) return ambiguous();
     path_[node.depth] = next;
     for (uint32_t t = node.first_token; t < nodes[i + 1].first_token; ++t) allowed.push_back(tokens[t]);
     ++i;

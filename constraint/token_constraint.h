@@ -42,7 +42,7 @@ class TokenMask {
 class TokenConstraint {
  public:
   static constexpr size_t kMaxMemoryBytes = 8 << 20;  // of masks and states; one step may go beyond for a moment
-  static constexpr int64_t kMaxMaskCost = 16'000'000;  // places looked at for one mask
+  static constexpr int64_t kMaxMaskCost = 4'000'000;  // places of the steps that one mask needs
 
   class Position {
    private:
@@ -72,6 +72,7 @@ class TokenConstraint {
   uint64_t generation_ = 1;
   absl::flat_hash_map<Automaton::StateId, std::unique_ptr<TokenMask>> masks_;
   size_t mask_bytes_ = 0;
+  uint32_t walk_ = 0;
   std::vector<Automaton::StateId> path_;  // scratch, by depth
 };
 

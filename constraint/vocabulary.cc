@@ -1,6 +1,7 @@
 #include "constraint/vocabulary.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -30,10 +31,20 @@ absl::StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::Create(
     v.max_depth_ = std::max(v.max_depth_, static_cast<int>(bytes.size()));
   }
   const auto text = [&v](int32_t id) { return v.bytes(id); };
-  std::sort(v.tokens_.begin(), v.tokens_.end(), [&](int32_t a, int32_t b) {
-    const int order = text(a).compare(text(b));
-    return order != 0 ? order < 0 : a < b;
+  // By bytes, then by id. The first eight bytes as a number decide nearly always.
+  std::vector<std::pair<uint64_t, int32_t>> order;
+  order.reserve(v.tokens_.size());
+  for (const int32_t id : v.tokens_) {
+    uint64_t key = 0;
+    for (size_t i = 0; i < 8; ++i) key = key << 8 | (i < text(id).size() ? static_cast<uint8_t>(text(id)[i]) : 0);
+    order.push_back({key, id});
+  }
+  std::sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
+    if (a.first != b.first) return a.first < b.first;
+    const int by_text = text(a.second).compare(text(b.second));
+    return by_text != 0 ? by_text < 0 : a.second < b.second;
   });
+  for (size_t i = 0; i < order.size(); ++i) v.tokens_[i] = order[i].second;
   std::vector<uint32_t> path;  // nodes from the root to the newest
   absl::string_view before;
   for (uint32_t i = 0; i < v.tokens_.size(); ++i) {

@@ -22,6 +22,9 @@ Json AnyOf(std::vector<Json> options) { return {{"anyOf", options}}; }
 
 Json TokenId() { return {{"type", "integer"}, {"minimum", 0}, {"maximum", INT32_MAX}}; }
 
+Json JsonObject() { return {{"type", {"object", "null"}}}; }
+Json Choices() { return {{"type", {"array", "null"}}, {"items", {{"type", "string"}, {"minLength", 1}}}, {"minItems", 1}}; }
+
 Json CommonFields() {
   const Json stop = {{"type", "string"}, {"minLength", 1}, {"maxLength", kMaxStopBytes}};
   Json stops = ListOf(stop);
@@ -48,7 +51,20 @@ Json CommonFields() {
           {"ignore_eos", Boolean()},
           {"include_stop_str_in_output", Boolean()},
           {"logit_bias", {{"type", {"object", "null"}}, {"additionalProperties", Number(-100, 100)}}},
-          {"return_token_ids", Boolean()}};
+          {"return_token_ids", Boolean()},
+          {"response_format",
+           {{"type", {"object", "null"}},
+            {"properties", {{"type", {{"enum", {"text", "json_object", "json_schema"}}}}, {"json_schema", JsonObject()}}},
+            {"required", {"type"}}}},
+          {"guided_json", {{"type", {"object", "string", "boolean", "null"}}}},
+          {"guided_regex", String()},
+          {"guided_choice", Choices()},
+          {"structured_outputs",
+           {{"type", {"object", "null"}},
+            {"properties", {{"json", {{"type", {"object", "string", "boolean", "null"}}}},
+                            {"regex", String()},
+                            {"choice", Choices()},
+                            {"json_object", Boolean()}}}}}};
 }
 
 Json ObjectOf(Json properties, std::vector<std::string> required) {

@@ -92,7 +92,9 @@ TEST(ConstraintTest, ClusterEqualsOneProcessAndSatisfies) {
     ASSERT_EQ(got[i].choices.size(), want->size());
     for (size_t c = 0; c < want->size(); ++c) {
       EXPECT_EQ(got[i].choices[c].token_ids, (*want)[c].token_ids);
-      if (request.sampling().has_logprobs()) EXPECT_EQ(got[i].choices[c].logprobs, (*want)[c].logprobs);
+      if (request.sampling().has_logprobs()) {
+        EXPECT_EQ(got[i].choices[c].logprobs, (*want)[c].logprobs);
+      }
       ExpectSatisfied(request, got[i].choices[c]);
     }
   }

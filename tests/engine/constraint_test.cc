@@ -84,12 +84,12 @@ TEST(EngineConstraintTest, CompanyMemoryAndPreemptionDoNotShow) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     std::mt19937_64 rng(seed);
     EngineOptions options = Roomy();
-    options.num_blocks = 40;
+    options.num_blocks = 32;
     options.max_batch_tokens = 16;
     TestEngine engine(options);
     std::vector<Request> requests;
     std::vector<std::shared_ptr<RecordingSink>> sinks;
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 9; ++i) {
       const std::string id = "r" + std::to_string(i);
       requests.push_back(i % 3 == 2 ? RandomRequest(rng, id, 101, 40, 24, 2) : ConstrainedRequest(rng, id));
       sinks.push_back(engine.Submit(requests.back()));

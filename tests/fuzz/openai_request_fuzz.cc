@@ -5,6 +5,7 @@
 #include "absl/strings/string_view.h"
 #include "common/bounded_json.h"
 #include "common/validate_request.h"
+#include "constraint/compile.h"
 #include "router/http/openai_request.h"
 #include "router/http/tool_calls.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -28,6 +29,8 @@ void CheckRequest(const absl::StatusOr<OpenAiRequest>& request) {
   limits.model_names = {"m"};
   for (const auto& prompt : request->prompts) {
     if (baton::ValidateGenerateRequest(prompt, limits).ok() && prompt.SerializeAsString().empty()) __builtin_trap();
+    const absl::Status constraint = baton::constraint::CheckConstraint(prompt.sampling());
+    if (!constraint.ok() && !absl::IsInvalidArgument(constraint)) __builtin_trap();
   }
 }
 
@@ -69,6 +72,10 @@ std::vector<std::string> FuzzSeeds() {
           {"role":"tool","tool_call_id":"c","content":"d"}],"tools":[{"type":"function","function":{"name":"f",
           "parameters":{"type":"object"}}}],"tool_choice":"auto","logprobs":true,"top_logprobs":3,
           "response_format":{"type":"text"},"chat_template_kwargs":{"enable_thinking":false}})",
+      R"({"prompt":"a","guided_json":{"type":"object","properties":{"a":{"type":["string","null"],"pattern":"^a|b{2,3}$"},
+          "b":{"$ref":"#/$defs/d"}},"required":["a"],"$defs":{"d":{"anyOf":[{"type":"array","items":{"$ref":"#"},"maxItems":2},
+          {"type":"number","minimum":-1.5,"exclusiveMaximum":7},{"enum":["x",1]}]}}}})",
+      R"({"prompt":"a","structured_outputs":{"regex":"(?:[^a-f\\d]|\\x41+?){1,4}[\u00e9]"}})",
       "text <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\"]}}</tool_call> more",
       "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": \"\\u00e9\"}}; {\"name\": \"f\", \"parameters\": "
       "\"{}\"}",
