@@ -112,7 +112,7 @@ absl::StatusOr<std::shared_ptr<TokenConstraint>> ConstraintCompiler::ForRequest(
   if (!sampling.has_constraint()) return std::shared_ptr<TokenConstraint>();
   if (absl::Status s = CheckCombination(sampling); !s.ok()) return s;
   if (!has_eos_) {
-    return absl::FailedPreconditionError("the model has no token that ends an answer, which a constraint needs");
+    return InvalidField("sampling.constraint", "the model has no token that ends an answer, which a constraint needs");
   }
   // The kind's number and text: unlike the message's bytes, never in another order.
   const std::string key = sampling.constraint().SerializeAsString();

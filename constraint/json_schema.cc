@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +22,7 @@
 namespace baton::constraint {
 namespace {
 
-constexpr int kMaxMerges = 500;  // each may copy the schema
+constexpr int64_t kMaxMergeWork = 2'000'000;  // values copied and compared while schemas are put together
 constexpr int kMaxCount = 10'000;  // of items or characters that a schema asks for
 
 // What speaks of values of one type only, and of which.
@@ -127,9 +128,25 @@ class Compiler {
     return builder_->Call(from, it->second);
   }
 
+  static int64_t NumValues(const Json& json) {
+    int64_t count = 1;
+    if (json.is_structured()) {
+      for (const Json& one : json) count += NumValues(one);
+    }
+    return count;
+  }
+  static int64_t MergeWork(const Json& a, const Json& b) {
+    int64_t work = 100 + NumValues(a);
+    for (const char* list : {"properties", "enum", "required"}) {
+      if (a.contains(list) && b.contains(list)) work += static_cast<int64_t>(a[list].size() * b[list].size());
+    }
+    return work;
+  }
+
   // `schema` with $ref and allOf replaced by what they say; `into` holds both. False: failed.
   bool Flatten(const Json& schema, const std::string& path, int depth, Json* into) {
-    if (++merges_ > kMaxMerges || depth > kMaxSchemaDepth) {
+    merge_work_ += MergeWork(schema, *into);
+    if (merge_work_ > kMaxMergeWork || depth > kMaxSchemaDepth) {
       Fail(path, "allOf and $ref need too many steps to be put together");
       return false;
     }
@@ -267,7 +284,7 @@ class Compiler {
         FailKeyword(path, "type", "must be null, boolean, string, object, array, number, integer, or a list of those");
         return false;
       }
-      types->push_back(name);
+      if (std::find(types->begin(), types->end(), name) == types->end()) types->push_back(name);
     }
     if (types->empty()) FailKeyword(path, "type", "is an empty list");
     return !types->empty();
@@ -463,15 +480,18 @@ class Compiler {
         FailKeyword(path, "properties", "must be an object");
         return false;
       }
+      std::set<std::string> needs;
+      for (const Json& name : required) needs.insert(name.get<std::string>());
       for (auto p = it->begin(); p != it->end(); ++p) {
-        const bool needed = std::find(required.begin(), required.end(), Json(p.key())) != required.end();
+        const bool needed = needs.count(p.key()) > 0;
         if (!needed && p.value() == false) continue;
         out->push_back({p.key(), &p.value(), needed, Child(path + "/properties", p.key())});
       }
     }
+    std::set<std::string> known;
+    for (const Property& p : *out) known.insert(p.name);
     for (const Json& name : required) {
-      const bool known = std::any_of(out->begin(), out->end(), [&](const Property& p) { return name == p.name; });
-      if (known) continue;
+      if (!known.insert(name.get<std::string>()).second) continue;
       if (additional != nullptr && *additional == false) {
         FailKeyword(path, "required", "names a property that is not allowed");
         return false;
@@ -524,7 +544,7 @@ class Compiler {
   JsonGrammar json_;
   std::map<std::string, Rule> rules_;  // by JSON pointer
   std::vector<std::pair<std::string, Rule>> queue_;
-  int merges_ = 0;
+  int64_t merge_work_ = 0;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/logging.h"
+#include "common/status.h"
 #include "engine/available_memory.h"
 #include "model/config.h"
 #include "model/fingerprint.h"
@@ -158,7 +159,7 @@ void LoadedModel::LogMemory() const {
 absl::Status LoadedModel::Constrain(const v1::SamplingParams& sampling, Request* request) const {
   if (!sampling.has_constraint()) return absl::OkStatus();
   if (constraints_ == nullptr) {
-    return absl::FailedPreconditionError("the model's tokens are not known as text here, which a constraint needs");
+    return InvalidField("sampling.constraint", "the model's tokens are not known as text here, which a constraint needs");
   }
   absl::StatusOr<std::shared_ptr<constraint::TokenConstraint>> constraint = constraints_->ForRequest(sampling);
   if (constraint.ok()) request->constraint = *std::move(constraint);

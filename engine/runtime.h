@@ -65,7 +65,7 @@ class LoadedModel {
   std::string backend_name() const { return backend_->name(); }
   const std::vector<int32_t>& eos_token_ids() const { return eos_token_ids_; }
   const model::MemoryLedger& memory() const { return memory_; }
-  // Gives `request` what `sampling` asks of its text. INVALID_ARGUMENT naming the field; FAILED_PRECONDITION where the model
+  // Gives `request` what `sampling` asks of its text. INVALID_ARGUMENT naming the field, also where the model
   // cannot be constrained. Thread-safe, and not for the engine's thread: compiling takes milliseconds.
   absl::Status Constrain(const v1::SamplingParams& sampling, Request* request) const;
   // Logs what the model occupies, as a worker does when it has loaded.

@@ -39,6 +39,12 @@ TEST(BombsTest, SchemasAreRefusedByTheirSizeOrBecauseTheyHaveNoBase) {
   for (int i = 1; i < 40; ++i) {
     absl::StrAppend(&doubling, R"(,"a)", i, R"(":{"allOf":[{"$ref":"#/$defs/a)", i - 1, R"("},{"$ref":"#/$defs/a)", i - 1, R"("}]})");
   }
+  std::string names;
+  for (int i = 0; i < 900; ++i) absl::StrAppend(&names, i == 0 ? "" : ",", "\"p", i, "\":{}");
+  std::string refs;
+  for (int i = 0; i < 1000; ++i) absl::StrAppend(&refs, i == 0 ? "" : ",", R"({"$ref":"#/$defs/w"})");
+  std::string values;
+  for (int i = 0; i < 8000; ++i) absl::StrAppend(&values, i == 0 ? "" : ",", i);
   std::string branches;
   for (int i = 0; i < 30; ++i) {
     absl::StrAppend(&branches, i == 0 ? "" : ",", R"({"type":"array","minItems":10000,"items":{"const":)", i, "}}");
@@ -47,6 +53,8 @@ TEST(BombsTest, SchemasAreRefusedByTheirSizeOrBecauseTheyHaveNoBase) {
   for (const auto& [schema, what] : std::vector<std::pair<std::string, const char*>>{
            {deep, "nested deeper than 64"},
            {absl::StrCat(R"({"$ref":"#/$defs/a39","$defs":)", doubling, "}}"), "too many steps"},
+           {absl::StrCat(R"({"allOf":[)", refs, R"(],"$defs":{"w":{"type":"object","properties":{)", names, "}}}}"), "too many steps"},
+           {absl::StrCat(R"({"allOf":[{"$ref":"#/$defs/w"},{"$ref":"#/$defs/w"}],"$defs":{"w":{"enum":[)", values, "]}}}"), "too many steps"},
            {absl::StrCat(R"({"anyOf":[)", branches, "]}"), "too big"},
            {R"({"$ref":"#"})", "refers to itself"},
            {R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}})", "refers to itself"},
@@ -156,7 +164,7 @@ TEST(BombsTest, TheCompilerKeepsOnlyTheNewest) {
   EXPECT_EQ(CheckConstraint(sampling).code(), absl::StatusCode::kInvalidArgument);
   sampling.set_ignore_eos(false);
   EXPECT_EQ(ConstraintCompiler(TestVocabulary(), false).ForRequest(sampling).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+            absl::StatusCode::kInvalidArgument);
   // This vocabulary cannot write one of its bytes.
   *sampling.mutable_constraint() = Choice({"\x06"});
   EXPECT_TRUE(CheckConstraint(sampling).ok());
