@@ -29,8 +29,9 @@ void Automaton::Clear() {
 }
 
 size_t Automaton::memory_bytes() const {
-  return (next_.capacity() + last_walk_.capacity()) * sizeof(StateId) + infos_.capacity() * sizeof(Info) + places_.capacity() * sizeof(Place) +
-         by_hash_.size() * 64 + frames_.capacity() * sizeof(Frame) + stacks_.capacity() * 16;
+  return (next_.capacity() + last_walk_.capacity()) * sizeof(StateId) + infos_.capacity() * sizeof(Info) +
+         places_.capacity() * sizeof(Place) + by_hash_.size() * 64 + frames_.capacity() * sizeof(Frame) +
+         stacks_.capacity() * 16;
 }
 
 Automaton::StateId Automaton::NewState(std::span<const Place> places, bool may_end, bool overflow) {

@@ -42,7 +42,8 @@ void BuildChoice(Builder* builder, const v1::Constraint::Choices& choice) {
     return builder->Fail(absl::InvalidArgumentError(absl::StrCat(bytes, " bytes; at most ", kMaxChoiceBytes)));
   }
   for (int i = 0; i < choice.texts_size(); ++i) {
-    if (choice.texts(i).empty()) return builder->Fail(absl::InvalidArgumentError(absl::StrCat("choice ", i, " is empty")));
+    if (choice.texts(i).empty())
+      return builder->Fail(absl::InvalidArgumentError(absl::StrCat("choice ", i, " is empty")));
   }
   const Rule rule = builder->NewRule();
   builder->End(builder->OneOf(builder->begin(rule), {choice.texts().begin(), choice.texts().end()}));
@@ -85,7 +86,8 @@ absl::Status CheckTexts(const v1::Constraint& constraint) {
 
 absl::Status CheckCombination(const v1::SamplingParams& sampling) {
   if (sampling.has_constraint() && sampling.ignore_eos()) {
-    return InvalidField("sampling.ignore_eos", "contradicts a constraint, which says where the text ends; leave one out");
+    return InvalidField("sampling.ignore_eos",
+                        "contradicts a constraint, which says where the text ends; leave one out");
   }
   return absl::OkStatus();
 }

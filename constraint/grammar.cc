@@ -267,8 +267,7 @@ void Builder::FillHeights(Grammar* grammar) const {
       open.pop_back();
       for (const Back& b : back[s]) {
         // A call counts once the rule's own height is below this level.
-        if (b.edge->kind == Edge::Kind::kCall &&
-            !(grammar->heights_[begins_[b.edge->rule]] < level)) {
+        if (b.edge->kind == Edge::Kind::kCall && !(grammar->heights_[begins_[b.edge->rule]] < level)) {
           continue;
         }
         set(b.from, level);

@@ -31,7 +31,9 @@ class Magnitudes {
  private:
   using Key = std::tuple<int, bool, bool>;  // digits so far, and whether they are the bounds' own
 
-  static int Digit(const std::string& digits, int i) { return i < static_cast<int>(digits.size()) ? digits[static_cast<size_t>(i)] - '0' : 0; }
+  static int Digit(const std::string& digits, int i) {
+    return i < static_cast<int>(digits.size()) ? digits[static_cast<size_t>(i)] - '0' : 0;
+  }
 
   // The digits that may come at place i of the bounds' digits.
   template <typename Next>
@@ -56,7 +58,9 @@ class Magnitudes {
 
   // What was written so far and nothing but zeros behind it is within the bounds.
   bool MayEnd(int fraction_digits, bool low, bool high) const {
-    const auto rest_is_zero = [&](const std::string& digits) { return static_cast<int>(digits.size()) <= fraction_digits; };
+    const auto rest_is_zero = [&](const std::string& digits) {
+      return static_cast<int>(digits.size()) <= fraction_digits;
+    };
     if (low && (!rest_is_zero(low_->fraction) || low_->exclusive)) return false;
     return !(high && rest_is_zero(high_->fraction) && high_->exclusive);
   }
@@ -95,7 +99,8 @@ class Magnitudes {
 std::optional<Decimal> ToDecimal(double value) {
   if (!(std::fabs(value) < 1e15)) return std::nullopt;
   std::array<char, 512> buffer;
-  const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), std::fabs(value), std::chars_format::fixed);
+  const auto result =
+      std::to_chars(buffer.data(), buffer.data() + buffer.size(), std::fabs(value), std::chars_format::fixed);
   if (result.ec != std::errc()) return std::nullopt;
   const std::string_view digits(buffer.data(), static_cast<size_t>(result.ptr - buffer.data()));
   Decimal out;

@@ -43,7 +43,7 @@ struct Node {
   Kind kind = Kind::kEmpty;
   Set set;
   std::vector<int> children;
-  int min = 0, max = 0;  // kRepeat; max -1: no bound
+  int min = 0, max = 0;                   // kRepeat; max -1: no bound
   bool at_begin = false, at_end = false;  // an alternative of the whole that says so
 };
 
@@ -180,7 +180,8 @@ class Parser {
 
   void Group() {
     if (Eat(":")) return;
-    if (Eat("P<") || (text_.substr(at_, 1) == "<" && text_.substr(at_, 2) != "<=" && text_.substr(at_, 2) != "<!" && Eat("<"))) {
+    if (Eat("P<") ||
+        (text_.substr(at_, 1) == "<" && text_.substr(at_, 2) != "<=" && text_.substr(at_, 2) != "<!" && Eat("<"))) {
       while (More() && text_[at_] != '>') ++at_;
       if (!Eat(">")) Fail("a group's name is not closed");
       return;
@@ -207,8 +208,10 @@ class Parser {
     size_t n = 0;
     while (n < max && More()) {
       const char c = text_[at_];
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      const int digit = c >= '0' && c <= '9'   ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
       if (digit < 0) break;
       value = value << 4 | static_cast<uint32_t>(digit);
       ++n, ++at_;
@@ -266,7 +269,9 @@ class Parser {
     const bool word = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
     if (word) {
       Fail(absl::StrCat("\\", absl::string_view(&c, 1), " is not supported",
-                        c == 'b' || c == 'B' ? " (word boundaries)" : c >= '0' && c <= '9' ? " (back references)" : ""));
+                        c == 'b' || c == 'B'   ? " (word boundaries)"
+                        : c >= '0' && c <= '9' ? " (back references)"
+                                               : ""));
       return {};
     }
     code = CodePoint();

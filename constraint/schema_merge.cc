@@ -102,8 +102,8 @@ absl::Status CheckClosed(const Json& closed, const Json& other) {
 
 bool IsAnnotation(absl::string_view keyword) {
   return absl::StartsWith(keyword, "x-") ||
-         IsOneOf(keyword, {"title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly",
-                           "$schema", "$id", "$comment", "$defs", "definitions", "strict", "discriminator",
+         IsOneOf(keyword, {"title", "description", "default", "example", "examples", "deprecated", "readOnly",
+                           "writeOnly", "$schema", "$id", "$comment", "$defs", "definitions", "strict", "discriminator",
                            "contentMediaType", "contentEncoding"});
 }
 

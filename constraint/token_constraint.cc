@@ -96,7 +96,8 @@ absl::StatusOr<TokenMask> TokenConstraint::MakeMask(Automaton::StateId state) {
   path_[0] = state;
   const auto ambiguous = [] {
     return absl::InvalidArgumentError(
-        "sampling.constraint: is too ambiguous: too many ways of reading the text are open at once; use fewer alternatives "
+        "sampling.constraint: is too ambiguous: too many ways of reading the text are open at once; use fewer "
+        "alternatives "
         "that begin alike, and no large counts of things that may be left out");
   };
   if (automaton_.num_places(state) > Automaton::kMaxPlaces) return ambiguous();

@@ -21,7 +21,8 @@ absl::StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::Create(
   for (int32_t id = 0; id < vocab_size; ++id) {
     const absl::string_view bytes = bytes_of(id);
     if (bytes.size() > kMaxTokenBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("token ", id, " has ", bytes.size(), " bytes; at most ", kMaxTokenBytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", id, " has ", bytes.size(), " bytes; at most ", kMaxTokenBytes));
     }
     v.all_bytes_.append(bytes.data(), bytes.size());
     v.first_byte_.push_back(static_cast<uint32_t>(v.all_bytes_.size()));
