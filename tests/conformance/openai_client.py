@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 import time
+import typing
 import unittest
 import urllib.request
 
 import openai
+import pydantic
 
 URL = os.environ["BATON_URL"]
 EMPTY_URL = os.environ["BATON_EMPTY_URL"]
@@ -133,6 +135,30 @@ class Chat(unittest.TestCase):
                     if chunk.choices[0].logprobs for t in chunk.choices[0].logprobs.content]
         self.assertEqual(streamed, content)
 
+    def test_json_object(self):
+        choice = chat(response_format={"type": "json_object"}, max_tokens=400, temperature=0).choices[0]
+        if choice.finish_reason == "stop":
+            self.assertIsInstance(json.loads(choice.message.content), dict)
+        else:
+            self.assertTrue(choice.message.content.lstrip().startswith("{"))
+
+    def test_json_schema_by_the_clients_own_parser(self):
+        class Answer(pydantic.BaseModel):
+            colour: typing.Literal["red", "green", "blue"]
+            warm: bool
+
+        def ask(seed):
+            return CLIENT.chat.completions.parse(model=MODEL, messages=CHAT, response_format=Answer, max_tokens=200,
+                                                 temperature=1, seed=seed)
+        first = ask(1)
+        self.assertIsInstance(first.choices[0].message.parsed, Answer)
+        self.assertEqual(first.choices[0].finish_reason, "stop")
+        self.assertEqual(first.choices[0].message.content, ask(1).choices[0].message.content)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in CLIENT.chat.completions.create(
+            model=MODEL, messages=CHAT, max_tokens=200, temperature=1, seed=1, stream=True,
+            response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": Answer.model_json_schema()}}))
+        self.assertIsInstance(Answer.model_validate_json(streamed), Answer)
+
     def test_stop(self):
         text = chat(temperature=0).choices[0].message.content
         stop = text[4:6]
@@ -195,12 +221,17 @@ class Errors(unittest.TestCase):
         error = self.check(openai.BadRequestError, "prompt", complete, prompt="word " * 20000)
         self.assertEqual(error.code, "context_length_exceeded")
 
-    def test_what_is_not_there_yet_says_so(self):
-        for args in ({"response_format": {"type": "json_object"}},
-                     {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}):
-            with self.assertRaises(openai.BadRequestError) as caught:
-                chat(**args)
-            self.assertIn("constrained decoding", str(caught.exception))
+    def test_what_is_not_there_says_so(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required")
+        self.assertIn("tool_choice", str(caught.exception))
+        self.assertEqual(caught.exception.param, "tool_choice")
+
+    def test_a_schema_that_cannot_be_kept_says_where(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {
+                "type": "object", "properties": {"a": {"type": "integer", "multipleOf": 3}}}}})
+        self.assertIn("multipleOf", str(caught.exception))
 
     def test_retries(self):
         before = metric(EMPTY_URL, "baton_http_client_retries_total")
