@@ -66,7 +66,7 @@ constexpr Rule kRules[] = {
     {"router", "127.0.0.1:50051", "127.0.0.1:50051"},
     {"log_level", "info", "info", 0, 0, "trace debug info warn error"},
     {"log_format", "text", "text", 0, 0, "text json"},
-    {"kv_transport", "auto", "auto", 0, 0, "auto ucx grpc loopback"},
+    {"kv_transport", "auto", "auto", 0, 0, "auto ucx grpc nccl loopback"},
     {"kv_lease_ms", "30000", "30000", 100, kDayMs},
     {"cluster_key_file", nullptr, nullptr},
     {"kv_network_trusted", "false", "false"},

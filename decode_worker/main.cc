@@ -86,7 +86,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                                    transport->get());
   // One client for whatever a ticket names first.
   std::map<std::string, kvtransfer::TransportClient*> transports;
-  for (const char* name : {"ucx", "grpc"}) transports[name] = transport->get();
+  for (const char* name : {"ucx", "nccl", "grpc"}) transports[name] = transport->get();
   kvtransfer::Exporter exporter({.worker_name = host.name(),
                                  .incarnation = host.incarnation(),
                                  .key = *key,

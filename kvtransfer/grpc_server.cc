@@ -183,6 +183,7 @@ absl::Status GrpcKvServerImpl::Start() {
   std::vector<rpc::NamedService> services;
   const rpc::PeerRoles workers = {rpc::PeerRole::kPrefill, rpc::PeerRole::kDecode};
   services.push_back({"baton.v1.KvTransport", options_.link_service, workers});
+  for (const auto& [name, service] : options_.services) services.push_back({name, service.get(), workers});
   absl::StatusOr<std::unique_ptr<rpc::Server>> server = rpc::Server::Start(options, services);
   if (!server.ok()) return server.status();
   server_ = *std::move(server);

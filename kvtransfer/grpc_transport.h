@@ -10,6 +10,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -25,6 +27,8 @@ struct GrpcKvOptions {
   std::string listen = "127.0.0.1:0";
   // Server: further services of the same port, such as OpenLink's.
   grpc::Service* link_service = nullptr;
+  // Server: the same for other transports, by name; for workers only, kept alive until the server is gone.
+  std::vector<std::pair<std::string, std::shared_ptr<grpc::Service>>> services;
   size_t quota_bytes = 512u << 20;
   size_t max_fetches = 1024;  // at once
   absl::Duration open_timeout = absl::Seconds(5);  // from a stream's begin to its FetchOpen

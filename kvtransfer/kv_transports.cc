@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/rpc/address.h"
 #include "kvtransfer/grpc_transport.h"
+#include "kvtransfer/nccl_transport.h"
 #include "kvtransfer/ucx_transport.h"
 
 namespace baton::kvtransfer {
@@ -14,11 +15,12 @@ namespace {
 absl::Status CheckKind(const v1::Config& config) {
   if (config.kv_transport() != "loopback") return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "kv_transport is loopback, which works inside one process only; use auto, ucx or grpc");
+      "kv_transport is loopback, which works inside one process only; use auto, ucx, grpc or nccl");
 }
 
-bool UsesUcx(const v1::Config& config) { return config.kv_transport() != "grpc"; }
+bool UsesUcx(const v1::Config& config) { return config.kv_transport() == "auto" || config.kv_transport() == "ucx"; }
 bool UsesGrpc(const v1::Config& config) { return config.kv_transport() != "ucx"; }
+bool UsesNccl(const v1::Config& config) { return config.kv_transport() == "nccl"; }
 
 }  // namespace
 
@@ -43,8 +45,23 @@ absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(con
   options.security = security;
   options.listen = config.has_kv_listen() ? config.kv_listen() : rpc::JoinHostPort(listen->host, 0);
   options.link_service = link_service;
-  absl::StatusOr<std::unique_ptr<GrpcKvServer>> server = GrpcKvServer::Start(exporter, options, UsesGrpc(config));
+  std::shared_ptr<NcclKvService> nccl;
+  if (UsesNccl(config)) {
+    absl::StatusOr<std::shared_ptr<NcclKvService>> service =
+        NcclKvService::Create(exporter, {.network_trusted = config.kv_network_trusted()});
+    if (!service.ok()) return service.status();
+    nccl = *std::move(service);
+    options.services.push_back({"baton.v1.KvNccl", {nccl, nccl->service()}});
+  }
+  // Tickets name nccl first, and the port it needs is known only then.
+  absl::StatusOr<std::unique_ptr<GrpcKvServer>> server =
+      GrpcKvServer::Start(exporter, options, UsesGrpc(config) && nccl == nullptr);
   if (!server.ok()) return server.status();
+  if (nccl != nullptr) {
+    const v1::Endpoint kv_port = (*server)->endpoint();
+    servers.push_back(MakeNcclKvServer(exporter, std::move(nccl), kv_port));
+    exporter->AddEndpoint(kv_port);
+  }
   servers.push_back(*std::move(server));
   return servers;
 }
@@ -60,14 +77,20 @@ absl::StatusOr<std::unique_ptr<FailoverClient>> StartKvClient(const v1::Config& 
     absl::StatusOr<std::unique_ptr<UcxClient>> client = UcxClient::Start(receiver, ucx);
     if (!client.ok()) return client.status();
     clients.push_back(*std::move(client));
-    options.allowed = [trusted = config.kv_network_trusted(),
-                       next = std::move(options.allowed)](const v1::Endpoint& endpoint) -> absl::Status {
-      if (endpoint.transport() == "ucx" && !trusted && endpoint.locality().empty()) {
-        return absl::FailedPreconditionError("beyond loopback, and kv_network_trusted is not set");
-      }
-      return next != nullptr ? next(endpoint) : absl::OkStatus();
-    };
   }
+  if (UsesNccl(config)) {
+    absl::StatusOr<std::unique_ptr<TransportClient>> client = StartNcclKvClient(
+        receiver, {.network_trusted = config.kv_network_trusted(), .security = security, .peer = exporters});
+    if (!client.ok()) return client.status();
+    clients.push_back(*std::move(client));
+  }
+  options.allowed = [trusted = config.kv_network_trusted(),
+                     next = std::move(options.allowed)](const v1::Endpoint& endpoint) -> absl::Status {
+    if (endpoint.transport() != "grpc" && !trusted && endpoint.locality().empty()) {
+      return absl::FailedPreconditionError("beyond loopback, and kv_network_trusted is not set");
+    }
+    return next != nullptr ? next(endpoint) : absl::OkStatus();
+  };
   if (UsesGrpc(config)) {
     GrpcKvOptions grpc;
     grpc.security = security;

@@ -5,6 +5,8 @@
 //                 the interface of `listen`), and grpc            when the ucx link dies in the middle of a request
 //   ucx           ucx                                             ucx
 //   grpc          grpc                                            grpc
+//   nccl          nccl (as ucx, on loopback or a trusted network), nccl where it reaches the worker, else grpc; grpc also
+//                 and grpc                                        when the nccl link dies in the middle of a request
 #ifndef BATON_KVTRANSFER_KV_TRANSPORTS_H_
 #define BATON_KVTRANSFER_KV_TRANSPORTS_H_
 
@@ -23,7 +25,7 @@ namespace baton::kvtransfer {
 // In the order in which tickets name them. The gRPC server always runs, for OpenLink; with kv_transport=ucx tickets do
 // not name it. `link_service` may be null; not owned.
 // INVALID_ARGUMENT, FAILED_PRECONDITION: settings (loopback between processes, a wildcard address, plain text beyond
-// loopback). UNAVAILABLE: UCX or a port.
+// loopback; nccl in a program without it). UNAVAILABLE: UCX or a port.
 absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(const v1::Config& config,
                                                                             const rpc::Security& security,
                                                                             Exporter* exporter,

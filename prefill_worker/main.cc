@@ -69,7 +69,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                   rpc::PeerRole::kDecode, {});
     if (!client.ok()) return client.status();
     history_client = *std::move(client);
-    for (const char* name : {"ucx", "grpc"}) history_transports[name] = history_client.get();
+    for (const char* name : {"ucx", "nccl", "grpc"}) history_transports[name] = history_client.get();
   }
   prefill_worker::PrefillService service({.model = model->get(),
                                           .exporter = &exporter,

@@ -124,7 +124,7 @@ absl::Status Cluster::Restart(WorkerProcess& worker) {
 absl::Status Cluster::StartProcess(WorkerProcess* worker) {
   const std::string program = absl::StrCat(worker->role, "_worker");
   auto process = Process::Start(
-      Concat(Concat({absl::StrCat(program, "/", program), absl::StrCat("--model=", options_.model),
+      Concat(Concat({absl::StrCat(program, "/", program, options_.worker_suffix), absl::StrCat("--model=", options_.model),
                      absl::StrCat("--router=", router_address_), absl::StrCat("--name=", worker->name), "--threads=1",
                      "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--cluster-key-file=", dir_, "/key")},
                     Concat(TlsFlags(options_), options_.flags)),
