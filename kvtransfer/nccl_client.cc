@@ -18,6 +18,9 @@ namespace baton::kvtransfer {
 namespace {
 
 constexpr char kName[] = "nccl";
+// Groups whose sends are complete, in buffers of NCCL's, before their receives are posted here. With so many the stream is
+// read no further until some are.
+constexpr size_t kMaxAnnounced = 64;
 
 class NcclKvClient final : public TransportClient {
  public:
@@ -126,6 +129,7 @@ class NcclKvClient final : public TransportClient {
     absl::Time beat_at = absl::InfiniteFuture();
     NcclPipe<v1::NcclTell> pipe;
     std::deque<v1::NcclTell> announced;  // groups that the sender sends and that are not posted yet
+    bool paused = false;                 // the stream is not read, for there are kMaxAnnounced
   };
   using Links = std::map<LinkId, Link>;
 
@@ -254,7 +258,8 @@ void NcclKvClient::OnRead(LinkId id, bool ok, const v1::NcclTell& tell) {
   if (!ok) return link.stream->LetGo();  // the status follows
   link.heard = absl::Now();
   if (absl::Status s = Take(&link, tell); !s.ok()) return Close(&link, s);
-  link.stream->ReadNext();
+  link.paused = link.announced.size() >= kMaxAnnounced;
+  if (!link.paused) link.stream->ReadNext();
 }
 
 absl::Status NcclKvClient::Take(Link* link, const v1::NcclTell& tell) {
@@ -288,7 +293,7 @@ absl::Status NcclKvClient::TakeGroup(Link* link, const v1::NcclTell& tell) {
     fits = fits && part.size() > 0 && part.size() <= slot_bytes_ - bytes;
     if (fits) bytes += part.size();
   }
-  if (!fits || link->pipe.comm == nullptr || link->announced.size() >= kNcclSlots) {
+  if (!fits || link->pipe.comm == nullptr) {
     return absl::UnavailableError("the sender announced a group that cannot be");
   }
   link->announced.push_back(tell);
@@ -327,6 +332,10 @@ absl::Status NcclKvClient::PostGroups(Link* link, absl::Time now) {
     if (!number.ok()) return number.status();
     link->pipe.Posted(*number, std::move(tell), now);
     absl::StatusOr<bool> settled = link->pipe.comm->Settled();
+    if (link->paused && link->announced.size() < kMaxAnnounced) {
+      link->paused = false;
+      link->stream->ReadNext();
+    }
     if (!settled.ok() || !*settled) return settled.status();
   }
   return absl::OkStatus();

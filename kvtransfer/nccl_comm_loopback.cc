@@ -126,6 +126,7 @@ class LoopbackComm final : public NcclComm {
 
   void Run() {
     if (!Connect()) return Break("the peer did not come");
+    if (rank_ == 1) absl::SleepFor(absl::Milliseconds(LoopbackFaults().slow_rank_1_ms.load()));
     {
       MutexLock lock(&mu_);
       made_ = true;

@@ -13,6 +13,7 @@ struct NcclLoopbackFaults {
   std::atomic<int> break_at_group{0};       // > 0: an asynchronous error in place of that group of a communicator
   std::atomic<int> hang_at_group{0};        // > 0: that group, and what comes after it, never completes
   std::atomic<int> corrupt_at_group{0};     // > 0: one bit of it arrives altered
+  std::atomic<int> slow_rank_1_ms{0};       // rank 1 sees that much later than rank 0 that a communicator is made
   std::atomic<int> abort_ms{0};             // how long Abort takes
 };
 NcclLoopbackFaults& LoopbackFaults();

@@ -75,7 +75,7 @@ TEST_F(NcclClusterTest, TokensAreThoseOfOneProcessAndNcclCarriedThem) {
   Start(1);
   const std::vector<Generation> got = Run(100, 24);
   EXPECT_GT(Received("nccl"), 0);
-  EXPECT_EQ(Received("grpc"), 0);
+  EXPECT_EQ(Received("grpc"), 0) << Worker("decode").process->stderr_text();
   for (const char* code : {"UNAVAILABLE", "DATA_LOSS", "ABORTED", "DEADLINE_EXCEEDED"}) {
     const std::string failures = absl::StrCat("baton_kv_fetch_failures_total{code=\"", code, "\",transport=\"nccl\"}");
     EXPECT_EQ(cluster_->Metric(Worker("decode").http, failures), 0) << code;

@@ -74,7 +74,8 @@ class NcclTest : public ::testing::Test {
     if (to_ != nullptr) testing::ExpectAllFree(*to_);
     NcclLoopbackFaults& faults = LoopbackFaults();
     faults.init_hangs = faults.reports_death = false;
-    faults.break_at_group = faults.hang_at_group = faults.corrupt_at_group = faults.abort_ms = 0;
+    faults.break_at_group = faults.hang_at_group = faults.corrupt_at_group = 0;
+    faults.abort_ms = faults.slow_rank_1_ms = 0;
   }
   ExportSpec Spec(int64_t blocks, const std::string& request = "r1") {
     return {.request_id = request,
@@ -247,6 +248,25 @@ TEST_F(NcclTest, AlteredBytesAreNeverUsed) {
   LoopbackFaults().corrupt_at_group = 0;
   ExpectFetched(Export(4, 2, "r2"), 2);
   EXPECT_EQ(service_->counters().comms, 1u) << "the link itself is as good as before";
+}
+
+// A send is complete once NCCL has buffered it: many groups can be announced before the receiver's end of the communicator
+// is made and posts the first receive.
+TEST_F(NcclTest, ASenderMayBeManyGroupsAhead) {
+  Start(testing::TinyLayout(), 300);
+  LoopbackFaults().slow_rank_1_ms = 300;
+  auto ticket = exporter_->Export(Spec(300), testing::FilledLease(from_.get(), 300, 5));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  Outcome outcome;
+  client_->Fetch(Ask(*ticket), outcome.Callback());
+  for (size_t sealed = 1; sealed <= 300; ++sealed) {
+    EXPECT_TRUE(exporter_->Seal(TransferId::Of(*ticket), sealed));
+    absl::SleepFor(absl::Milliseconds(1));  // a group each
+  }
+  EXPECT_TRUE(exporter_->Close(TransferId::Of(*ticket), false, ""));
+  auto stats = outcome.Wait();
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_TRUE(testing::HoldsFill(outcome.destination(), 300, 5));
 }
 
 TEST_F(NcclTest, CancelAndDeadlineGiveTheDestinationBackAndKeepTheLink) {
