@@ -113,6 +113,9 @@ constexpr Rule kRules[] = {
     {"tenant_requests_per_minute", "0", "0", 0, 1 << 30},
     {"tenant_tokens_per_minute", "0", "0", 0, 1ull << 40},
     {"tenant_concurrency", "0", "0", 0, 1 << 20},
+    {"otlp_endpoint", nullptr, nullptr},
+    {"trace_permille", "1000", "1000", 0, 1000},
+    {"vllm_engine", "true", "true"},
     {"prefill", "1", "1", 0, 64},
     {"decode", "1", "1", 1, 64},
 };

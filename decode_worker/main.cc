@@ -101,12 +101,16 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
     if (!servers.ok()) return servers.status();
     history_servers = *std::move(servers);
   }
+  const absl::StatusOr<std::unique_ptr<tracing::Tracer>> tracer =
+      tracing::Tracer::FromConfig(config, {"baton-decode", host.name()}, &metrics);
+  if (!tracer.ok()) return tracer.status();
   decode_worker::DecodeService service({.model = model->get(),
                                         .transports = transports,
                                         .key = *key,
                                         .engine_metrics = &engine_metrics,
                                         .metrics = &metrics,
-                                        .exporter = config.kv_history() ? &exporter : nullptr});
+                                        .exporter = config.kv_history() ? &exporter : nullptr,
+                                        .tracer = tracer->get()});
 
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());

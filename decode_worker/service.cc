@@ -12,6 +12,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/stream_writer.h"
 #include "common/status.h"
+#include "common/tracing/grpc_metadata.h"
 #include "decode_worker/call_state.h"
 #include "engine/request_proto.h"
 
@@ -24,11 +25,12 @@ using MakeStream = rpc::MakeEventStream<v1::DecodeEvent>;
 // transport's and gRPC's threads; each takes one step of the table under the lock, and acts without it.
 class DecodeService::Call : public engine::RequestSink, public std::enable_shared_from_this<Call> {
  public:
-  Call(DecodeService* service, const v1::DecodeRequest& request)
+  Call(DecodeService* service, const v1::DecodeRequest& request, const std::optional<tracing::SpanContext>& trace)
       : service_(service),
         key_(request.request_id(), request.epoch()),
         prompt_tokens_(static_cast<size_t>(request.prompt_token_ids_size())),
-        begun_(service->options_.clock->Now()) {
+        begun_(service->options_.clock->Now()),
+        trace_(service->options_.tracer, trace, begun_) {
     ++service_->open_calls_;
   }
   ~Call() override { --service_->open_calls_; }
@@ -90,6 +92,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
   void OnToken(const engine::SampledToken& token) override {
     auto* metrics = service_->options_.engine_metrics;
     last_token_ = metrics->OnSampled();
+    trace_.OnToken(service_->options_.clock->Now());
     v1::DecodeEvent event;
     *event.mutable_token() = engine::TokenToProto(token);
     Push(std::move(event));
@@ -97,6 +100,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
   }
 
   void OnPrefilled(const engine::RequestStats& so_far) override {
+    trace_.OnPrefilled(so_far);
     v1::DecodeEvent event;
     *event.mutable_prefilled() = engine::PrefilledToProto(so_far);
     Push(std::move(event));
@@ -115,6 +119,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
   }
 
   void OnDone(const absl::Status& status, const engine::RequestStats& stats) override {
+    trace_.OnDone(stats);
     if (status.ok()) {
       v1::DecodeEvent event;
       v1::DecodeDone* done = event.mutable_done();
@@ -171,6 +176,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
       case CallAction::kStart:
         return Start();
       case CallAction::kStartLocal:
+        trace_.OnStart(service_->options_.clock->Now());
         service_->options_.model->engine()->Submit(std::move(request_), shared_from_this());
         return CancelIfClosing();
       case CallAction::kCancelEngine:
@@ -286,6 +292,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
     v1::DecodeEvent event;
     v1::Fetched* fetched = event.mutable_fetched();
     const kvtransfer::FetchStats& stats = result->stats;
+    trace_.OnFetched(service_->options_.clock->Now(), peer_, stats);
     fetched->set_bytes(stats.bytes);
     fetched->set_blocks(stats.blocks);
     fetched->set_transfer_ms(absl::ToDoubleMilliseconds(stats.duration));
@@ -326,6 +333,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
         }
       }
     }
+    trace_.OnStart(service_->options_.clock->Now());
     service_->options_.model->engine()->SubmitDecode(std::move(request_), std::move(kv), std::move(first_tokens_),
                                                      shared_from_this());
     CancelIfClosing();
@@ -344,6 +352,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
 
   void End(const absl::Status& status) {
     service_->Forget(key_, this);
+    trace_.End(key_.first, key_.second, status, service_->options_.clock->Now());
     if (!status.ok()) service_->options_.engine_metrics->OnRefused(status);
     LogDebug("decode ended", {{"request", key_.first}, {"epoch", key_.second}, {"code", RuleFor(status.code()).name}});
     std::shared_ptr<Stream> stream;  // its callback holds this object
@@ -363,6 +372,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
   engine::Request request_;
   std::vector<engine::SampledToken> first_tokens_;
   absl::Time last_token_ = absl::InfinitePast();
+  DecodeTrace trace_;  // as the above
   std::optional<v1::Ticket> history_;
   // Written under mu_, before the fetch that reads them.
   kvtransfer::TransportClient* transport_ = nullptr;
@@ -531,13 +541,14 @@ grpc::ServerWriteReactor<v1::DecodeEvent>* DecodeService::Decode(grpc::CallbackS
   Serve(*request, rpc::DeadlineOf(*context), [&writer](std::function<void()> on_cancel) {
     writer = rpc::StreamWriter<v1::DecodeEvent>::Create({}, std::move(on_cancel));
     return writer;
-  });
+  }, tracing::FromCall(*context));
   return writer.get();
 }
 
-void DecodeService::Serve(const v1::DecodeRequest& request, absl::Time deadline, const MakeStream& make_stream) {
+void DecodeService::Serve(const v1::DecodeRequest& request, absl::Time deadline, const MakeStream& make_stream,
+                          const std::optional<tracing::SpanContext>& trace) {
   options_.engine_metrics->OnRequest();
-  auto call = std::make_shared<Call>(this, request);
+  auto call = std::make_shared<Call>(this, request, trace);
   call->OpenStream(make_stream);
   if (absl::Status s = Begin(request, deadline, call); !s.ok()) call->Handle(CallEvent::kNoRoom, s);
 }

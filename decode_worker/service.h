@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,8 @@
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "common/rpc/event_stream.h"
+#include "common/tracing/tracer.h"
+#include "decode_worker/decode_trace.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/exporter.h"
@@ -40,6 +43,7 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
     kvtransfer::Exporter* exporter = nullptr;
     absl::Duration history_lease = absl::Seconds(5);
     Clock* clock = Clock::Real();
+    const tracing::Tracer* tracer = nullptr;  // null: nothing is traced here
   };
   explicit DecodeService(const Options& options);
   ~DecodeService() override;
@@ -53,8 +57,10 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
                                          v1::UpdateDecodeResponse* response) override;
 
   // The same whatever carries the calls: gRPC above, virtual messages in tests/sim. `make_stream` is called at once.
+  // `trace`: the caller's.
   void Serve(const v1::DecodeRequest& request, absl::Time deadline,
-             const rpc::MakeEventStream<v1::DecodeEvent>& make_stream);
+             const rpc::MakeEventStream<v1::DecodeEvent>& make_stream,
+             const std::optional<tracing::SpanContext>& trace = std::nullopt);
   absl::Status Update(const v1::UpdateDecodeRequest& request);
 
   // For WorkerHost's hooks.

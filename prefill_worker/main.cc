@@ -71,13 +71,17 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
     history_client = *std::move(client);
     for (const char* name : {"ucx", "nccl", "grpc"}) history_transports[name] = history_client.get();
   }
+  const absl::StatusOr<std::unique_ptr<tracing::Tracer>> tracer =
+      tracing::Tracer::FromConfig(config, {"baton-prefill", host.name()}, &metrics);
+  if (!tracer.ok()) return tracer.status();
   prefill_worker::PrefillService service({.model = model->get(),
                                           .exporter = &exporter,
                                           .engine_metrics = &engine_metrics,
                                           .metrics = &metrics,
                                           .lease = absl::Milliseconds(config.kv_lease_ms()),
                                           .transports = history_transports,
-                                          .key = *key});
+                                          .key = *key,
+                                          .tracer = tracer->get()});
 
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());

@@ -1,5 +1,6 @@
 #include "prefill_worker/service.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/stream_writer.h"
 #include "common/status.h"
+#include "common/tracing/grpc_metadata.h"
 #include "engine/request_proto.h"
 #include "kvtransfer/ticket.h"
 
@@ -29,14 +31,17 @@ using MakeStream = rpc::MakeEventStream<v1::PrefillEvent>;
 // export, gRPC's threads may abandon the call; it ends when the engine is done with it and the export is over.
 class PrefillService::Call : public engine::RequestSink, public std::enable_shared_from_this<Call> {
  public:
-  Call(PrefillService* service, std::string engine_id, const v1::PrefillRequest& request, absl::Time deadline)
+  Call(PrefillService* service, std::string engine_id, const v1::PrefillRequest& request, absl::Time deadline,
+       const std::optional<tracing::SpanContext>& trace)
       : service_(service),
         engine_id_(std::move(engine_id)),
         request_id_(request.request_id()),
         epoch_(request.epoch()),
         num_tokens_(static_cast<uint32_t>(request.prompt_token_ids_size())),
         hand_over_(request.hand_over()),
-        deadline_(deadline) {
+        deadline_(deadline),
+        trace_(trace),
+        begun_(service->options_.clock->Now()) {
     ++service_->open_calls_;
   }
   ~Call() override { --service_->open_calls_; }
@@ -85,6 +90,7 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
   void OnToken(const engine::SampledToken& token) override {
     auto* metrics = service_->options_.engine_metrics;
     last_token_ = metrics->OnSampled();
+    sampled_ = service_->options_.clock->Now();
     v1::PrefillEvent event;
     *event.mutable_token() = engine::TokenToProto(token);
     v1::SampledToken* copy = first_tokens_.add_tokens();
@@ -99,6 +105,7 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
   void OnDone(const absl::Status& status, const engine::RequestStats& stats) override {
     stats_ = stats;
     const absl::Status end = export_error_.ok() ? status : export_error_;
+    Trace(end);
     const std::optional<kvtransfer::TransferId> exported = this->exported();
     if (!end.ok()) {
       if (exported.has_value()) service_->options_.exporter->Fail(*exported, end);
@@ -148,6 +155,32 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
     End(how);
   }
 
+  // The engine is done: what follows is waiting for the KV's reader.
+  void Trace(const absl::Status& status) const {
+    const tracing::Tracer* tracer = service_->options_.tracer;
+    if (tracer == nullptr) return;
+    const absl::Time end = service_->options_.clock->Now();
+    tracing::Span span;
+    span.name = kStations[1];
+    span.kind = tracing::SpanKind::kServer;
+    span.context = tracer->Begin(trace_);
+    if (!span.context.sampled) return;
+    span.parent_id = trace_.has_value() ? trace_->span_id : 0;
+    span.start = begun_;
+    span.end = end;
+    span.code = status.code();
+    span.Set("baton.request_id", request_id_);
+    span.Set("baton.attempt", int64_t{epoch_});
+    span.Set("gen_ai.usage.input_tokens", int64_t{num_tokens_});
+    span.Set("baton.cached_tokens", int64_t{stats_.cached_tokens});
+    span.Set("baton.chunks", int64_t{stats_.num_chunks});
+    span.SetMs("baton.queue_ms", stats_.queue);
+    const tracing::SpanContext place = span.context;
+    tracer->End(std::move(span));
+    if (!status.ok()) return;
+    tracer->End(tracing::Tracer::Child(place, kStations[3], std::max(begun_, sampled_ - stats_.sample), sampled_));
+  }
+
   void PushPrefilled() {
     v1::PrefillEvent event;
     *event.mutable_prefilled() = engine::PrefilledToProto(stats_);
@@ -181,6 +214,8 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
   const uint32_t num_tokens_;
   const bool hand_over_;
   const absl::Time deadline_;
+  const std::optional<tracing::SpanContext> trace_;  // the caller's
+  const absl::Time begun_;
   // The engine's thread, until it is done; then whoever ends the call.
   std::shared_ptr<Stream> stream_;
   v1::FirstTokens first_tokens_;
@@ -188,6 +223,7 @@ class PrefillService::Call : public engine::RequestSink, public std::enable_shar
   absl::Status export_error_;
   engine::RequestStats stats_;
   absl::Time last_token_ = absl::InfinitePast();
+  absl::Time sampled_;  // the same by the clock of all spans
   mutable Mutex mu_;
   std::optional<kvtransfer::TransferId> exported_ ABSL_GUARDED_BY(mu_);
   std::optional<absl::Status> over_ ABSL_GUARDED_BY(mu_);  // how the export ended
@@ -252,16 +288,17 @@ grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(grpc::Callba
   Serve(*request, rpc::DeadlineOf(*context), [&writer](std::function<void()> on_cancel) {
     writer = rpc::StreamWriter<v1::PrefillEvent>::Create({}, std::move(on_cancel));
     return writer;
-  });
+  }, tracing::FromCall(*context));
   return writer.get();
 }
 
-void PrefillService::Serve(const v1::PrefillRequest& request, absl::Time deadline, const MakeStream& make_stream) {
+void PrefillService::Serve(const v1::PrefillRequest& request, absl::Time deadline, const MakeStream& make_stream,
+                           const std::optional<tracing::SpanContext>& trace) {
   options_.engine_metrics->OnRequest();
   engine::Engine* engine = options_.model->engine();
   // The number keeps two calls apart that name the same attempt.
   const std::string engine_id = absl::StrCat(request.request_id(), "#", request.epoch(), ".", next_call_++);
-  auto call = std::make_shared<Call>(this, engine_id, request, deadline);
+  auto call = std::make_shared<Call>(this, engine_id, request, deadline, trace);
   const std::shared_ptr<Stream> stream = call->OpenStream(make_stream);
   absl::StatusOr<engine::Request> parsed =
       engine::RequestFromProto(request.request_id(), request.prompt_token_ids(), request.sampling(), request.tenant(),

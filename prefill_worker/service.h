@@ -7,12 +7,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "common/rpc/event_stream.h"
+#include "common/tracing/tracer.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/exporter.h"
@@ -36,6 +38,7 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
     std::map<std::string, kvtransfer::TransportClient*> transports;
     kvtransfer::ClusterKey key;
     Clock* clock = Clock::Real();
+    const tracing::Tracer* tracer = nullptr;  // null: nothing is traced here
   };
   explicit PrefillService(const Options& options);
   ~PrefillService() override;
@@ -49,9 +52,10 @@ class PrefillService : public v1::PrefillWorker::CallbackService {
                                           v1::ImportHistoryResponse* response) override;
 
   // The same whatever carries the calls: gRPC above, virtual messages in tests/sim. `make_stream` is called once, at
-  // once; `done` once, at once or later.
+  // once; `trace`: the caller's; `done` once, at once or later.
   void Serve(const v1::PrefillRequest& request, absl::Time deadline,
-             const rpc::MakeEventStream<v1::PrefillEvent>& make_stream);
+             const rpc::MakeEventStream<v1::PrefillEvent>& make_stream,
+             const std::optional<tracing::SpanContext>& trace = std::nullopt);
   using ImportDone = std::function<void(const absl::Status&, const v1::ImportHistoryResponse&)>;
   void Import(const v1::ImportHistoryRequest& request, ImportDone done);
 

@@ -6,6 +6,7 @@
 #include "common/rpc/server.h"
 #include "common/rpc/stream_writer.h"
 #include "common/status.h"
+#include "common/tracing/grpc_metadata.h"
 #include "router/wire.h"
 
 namespace baton::router {
@@ -60,7 +61,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::Cal
                       // The writer holds the driver until the call ends, and the driver the writer until it is gone itself.
                       writer = Writer::Create({}, [driver] { driver->ClientGone(); });
                       return std::make_unique<GrpcClientStream>(writer);
-                    });
+                    },
+                    tracing::FromCall(*context));
   return writer.get();
 }
 

@@ -42,7 +42,8 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(const v1::GenerateRequest& reque
 }
 
 void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, const std::string& tenant,
-                      absl::Time deadline, const MakeClient& make_client) {
+                      absl::Time deadline, const MakeClient& make_client,
+                      const std::optional<tracing::SpanContext>& trace) {
   ++requests_total_;
   // An id that is not valid is not shown anywhere.
   std::string key;
@@ -50,7 +51,7 @@ void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, const 
   if (!std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x20 && c <= 0x7e; })) key.clear();
   if (key.empty()) key = NewRequestId();
   deadline = std::min(deadline, context_->clock->Now() + options_.default_deadline);
-  const std::shared_ptr<RequestDriver> driver = RequestDriver::Create(context_, key, deadline, make_client);
+  const std::shared_ptr<RequestDriver> driver = RequestDriver::Create(context_, key, deadline, make_client, std::nullopt, trace);
   if (!request.ok()) return driver->Reject(request.status());
   if (draining_) {
     return driver->Reject(

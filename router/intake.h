@@ -6,10 +6,12 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
+#include "common/tracing/span.h"
 #include "router/api_keys.h"
 #include "router/client_stream.h"
 #include "router/model_text.h"
@@ -39,9 +41,9 @@ class Intake {
   absl::StatusOr<std::string> TenantOf(absl::string_view authorization) const { return keys_->TenantOf(authorization); }
 
   // Starts a request of `tenant`; whatever happens to it, a refusal too, the client hears. An error as `request` is one
-  // that the door found itself.
+  // that the door found itself. `trace`: what the client sent as traceparent.
   void Generate(const absl::StatusOr<v1::GenerateRequest>& request, const std::string& tenant, absl::Time deadline,
-                const MakeClient& make_client);
+                const MakeClient& make_client, const std::optional<tracing::SpanContext>& trace = std::nullopt);
   absl::StatusOr<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request) const;
   absl::StatusOr<v1::DetokenizeResponse> Detokenize(const v1::DetokenizeRequest& request) const;
   v1::ListModelsResponse ListModels() const;

@@ -4,24 +4,41 @@
 
 #include "common/logging.h"
 #include "common/status.h"
+#include "router/request_trace.h"
 
 namespace baton::router {
+namespace {
+
+std::optional<tracing::SpanContext> TraceOf(const tracing::Tracer* tracer, bool pinned,
+                                            const std::optional<tracing::SpanContext>& client) {
+  if (tracer == nullptr) return client;
+  tracing::SpanContext own = tracer->Begin(client);
+  if (pinned) own.sampled = false;  // and workers hear so
+  return own;
+}
+
+}  // namespace
 
 std::shared_ptr<RequestDriver> RequestDriver::Create(const DriverContext* context, std::string key,
                                                      absl::Time deadline, const MakeClient& make_client,
-                                                     std::optional<PlacedPair> pinned) {
-  std::shared_ptr<RequestDriver> driver(new RequestDriver(context, std::move(key), deadline));
-  driver->pinned_ = std::move(pinned);
+                                                     std::optional<PlacedPair> pinned,
+                                                     const std::optional<tracing::SpanContext>& trace) {
+  std::shared_ptr<RequestDriver> driver(
+      new RequestDriver(context, std::move(key), deadline, std::move(pinned), trace));
   driver->client_ = make_client(driver);
   return driver;
 }
 
-RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl::Time deadline)
+RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl::Time deadline,
+                             std::optional<PlacedPair> pinned, const std::optional<tracing::SpanContext>& trace)
     : live_(context->table),
       context_(context),
       key_(std::move(key)),
       placement_id_(context->placement->NewId()),
       arrival_(context->clock->Now()),
+      pinned_(std::move(pinned)),
+      client_trace_(trace),
+      trace_(TraceOf(context->tracer, pinned_.has_value(), trace)),
       lifecycle_(deadline, context->text, context->clock) {
   context_->metrics->Started();
 }
@@ -206,6 +223,7 @@ void RequestDriver::Execute(StartPrefill& command) {
   prefill_worker_ = command.worker;
   prefill_epoch_ = command.request.epoch();
   const std::shared_ptr<RequestDriver> self = shared_from_this();
+  command.trace = trace_;
   prefill_leg_ = context_->workers->Prefill(
       std::move(command), lifecycle_.deadline(),
       [self, epoch = prefill_epoch_, worker = prefill_worker_](v1::PrefillEvent& event) {
@@ -234,6 +252,7 @@ void RequestDriver::Execute(StartDecode& command) {
   decode_worker_ = command.worker;
   decode_epoch_ = command.request.epoch();
   const std::shared_ptr<RequestDriver> self = shared_from_this();
+  command.trace = trace_;
   decode_leg_ = context_->workers->Decode(
       std::move(command), lifecycle_.deadline(),
       [self, epoch = decode_epoch_, worker = decode_worker_](v1::DecodeEvent& event) {
@@ -305,6 +324,7 @@ void RequestDriver::Execute(Finish& command) {
   context_->metrics->Judged(command.status, lifecycle_.stats(),
                             context_->placement->promise(lifecycle_.request().priority));
   LogEnd(command.status);
+  TraceEnd(command.status);
   if (context_->log != nullptr) {
     const AdmittedRequest& request = lifecycle_.request();
     context_->log->Add(key_, request.tenant, arrival_, command.status, lifecycle_.stats(), request.sampling.seed(),
@@ -313,6 +333,19 @@ void RequestDriver::Execute(Finish& command) {
   // First, so that a client that knows its request is over may use the id again.
   context_->table->End(key_, this);
   client_->Finish(std::move(command.status));
+}
+
+void RequestDriver::TraceEnd(const absl::Status& status) const {
+  if (context_->tracer == nullptr || !trace_->sampled) return;
+  const AdmittedRequest& request = lifecycle_.request();
+  TraceRequest(*context_->tracer, {.key = key_,
+                                   .model = request.model,
+                                   .max_tokens = request.sampling.max_tokens(),
+                                   .place = *trace_,
+                                   .parent_id = client_trace_.has_value() ? client_trace_->span_id : 0,
+                                   .arrived = arrival_,
+                                   .emit = emit_},
+               status, lifecycle_.stats());
 }
 
 void RequestDriver::LogEnd(const absl::Status& status) {

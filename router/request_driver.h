@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "common/tracing/tracer.h"
 #include "router/client_stream.h"
 #include "router/load_history.h"
 #include "router/placement.h"
@@ -40,6 +41,7 @@ struct DriverContext {
   // Null: nobody is interested.
   RequestLog* log = nullptr;
   LoadHistory* load = nullptr;
+  const tracing::Tracer* tracer = nullptr;
 };
 
 // Thread contract: thread-safe.
@@ -48,10 +50,12 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   using MakeClient = std::function<std::unique_ptr<ClientStream>(const std::shared_ptr<RequestDriver>&)>;
 
   // `key` names the request in the table and in logs. `make_client` is called at once; the driver owns what it gives.
-  // A `pinned` request goes to those workers, past admission and policy, and nowhere else.
+  // A `pinned` request goes to those workers, past admission and policy, and nowhere else, and is not traced. `trace`: the
+  // client's, if it gave one.
   static std::shared_ptr<RequestDriver> Create(const DriverContext* context, std::string key, absl::Time deadline,
                                                const MakeClient& make_client,
-                                               std::optional<PlacedPair> pinned = std::nullopt);
+                                               std::optional<PlacedPair> pinned = std::nullopt,
+                                               const std::optional<tracing::SpanContext>& trace = std::nullopt);
 
   // After the table has it; the deadline is watched from here on.
   void Admit(AdmittedRequest request);
@@ -79,7 +83,8 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
     absl::Time arrived;
   };
 
-  RequestDriver(const DriverContext* context, std::string key, absl::Time deadline);
+  RequestDriver(const DriverContext* context, std::string key, absl::Time deadline, std::optional<PlacedPair> pinned,
+                const std::optional<tracing::SpanContext>& trace);
 
   void Post(Input input) { Enqueue({std::move(input), context_->clock->Now()}); }
   void Enqueue(Item item);
@@ -105,13 +110,17 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::PrefillEvent& event);
   void OnDecodeEvent(uint32_t epoch, const WorkerRef& worker, v1::DecodeEvent& event);
   void LogEnd(const absl::Status& status);
+  void TraceEnd(const absl::Status& status) const;
 
   const RequestTable::Live live_;  // first, so that it goes last
   const DriverContext* const context_;
   const std::string key_;
   const uint64_t placement_id_;
   const absl::Time arrival_;
-  std::optional<PlacedPair> pinned_;
+  const std::optional<PlacedPair> pinned_;
+  const std::optional<tracing::SpanContext> client_trace_;
+  // What workers get: this request's place in its trace, or the client's where this process traces nothing.
+  const std::optional<tracing::SpanContext> trace_;
   std::unique_ptr<ClientStream> client_;
 
   Mutex mu_;

@@ -269,6 +269,7 @@ absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) 
   if (next == 1 && token.choice_index() == 0) stats_.second_token = now - choice.last_token;
   if (next > 0) stats_.itl_ms.push_back(static_cast<float>(absl::ToDoubleMilliseconds(now - choice.last_token)));
   choice.last_token = now;
+  stats_.last_token_at = now - arrival_;
   if (token.choice_index() == 0 && next < kMaxTokenMoments) {
     stats_.token_ms.push_back(static_cast<float>(absl::ToDoubleMilliseconds(now - arrival_)));
   }

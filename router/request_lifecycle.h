@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "common/tracing/span.h"
 #include "proto/inference.pb.h"
 #include "proto/worker.pb.h"
 #include "router/admission.h"
@@ -80,10 +81,12 @@ struct AskPlacement {
 };
 struct StartPrefill {
   WorkerRef worker;
+  std::optional<tracing::SpanContext> trace = std::nullopt;  // the driver's to set
   v1::PrefillRequest request;
 };
 struct StartDecode {
   WorkerRef worker;
+  std::optional<tracing::SpanContext> trace = std::nullopt;  // as above
   v1::DecodeRequest request;
 };
 struct UpdateDecode {  // a failure of it is the decode call's

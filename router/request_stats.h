@@ -20,6 +20,7 @@ struct RequestStats {
   absl::Duration reserved_at = absl::InfiniteDuration();   // the decode worker had room
   absl::Duration prefilled_at = absl::InfiniteDuration();  // prefill's last word
   absl::Duration fetched_at = absl::InfiniteDuration();    // the KV was on the decode worker
+  absl::Duration last_token_at = absl::InfiniteDuration();  // of any choice
   std::vector<float> token_ms;                             // each token of choice 0; kMaxTokenMoments at most
   absl::Duration tokenize, reserve, queue, prefill, transfer, decode_queue;
   absl::Duration handover;      // from the end of prefill until decode had the KV

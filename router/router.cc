@@ -1,5 +1,7 @@
 #include "router/router.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -50,10 +52,12 @@ PlacementOptions PlacementOptionsFrom(const v1::Config& config) {
 }  // namespace
 
 Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ApiKeys> keys,
-               std::unique_ptr<ModelText> text, Metrics* metrics, Clock* clock)
+               std::unique_ptr<ModelText> text, std::unique_ptr<tracing::Tracer> tracer, Metrics* metrics,
+               Clock* clock)
     : config_(config),
       security_(std::move(security)),
       text_(std::move(text)),
+      tracer_(std::move(tracer)),
       metrics_(metrics),
       clock_(clock),
       started_(clock->Now()),
@@ -64,7 +68,8 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
       channels_(security_),
       router_metrics_(metrics, text_->model_name(), text_->tokenizer_fingerprint()),
       calls_(&channels_),
-      context_{&table_, &placement_, &calls_, &router_metrics_, text_.get(), clock, Timers::Real(), &log_, &load_},
+      context_{&table_, &placement_,     &calls_, &router_metrics_, text_.get(), clock,
+               Timers::Real(), &log_, &load_, tracer_.get()},
       keys_(std::move(keys)),
       intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_, keys_.get()),
       warm_up_(ServingModeFrom(config.mode()), &view_, context_, metrics),
@@ -94,8 +99,11 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const v1::Config& config, 
   }
   absl::StatusOr<std::unique_ptr<ModelText>> text = ModelText::Load(config);
   if (!text.ok()) return text.status();
-  std::unique_ptr<Router> router(
-      new Router(config, *std::move(security), std::move(keys), *std::move(text), metrics, clock));
+  absl::StatusOr<std::unique_ptr<tracing::Tracer>> tracer = tracing::Tracer::FromConfig(
+      config, {"baton-router", config.has_name() ? config.name() : absl::StrCat("router-", getpid())}, metrics);
+  if (!tracer.ok()) return tracer.status();
+  std::unique_ptr<Router> router(new Router(config, *std::move(security), std::move(keys), *std::move(text),
+                                            *std::move(tracer), metrics, clock));
   if (absl::Status status = router->OpenHttp(); !status.ok()) return status;
   if (absl::Status status = router->OpenGrpc(); !status.ok()) return status;
   if (absl::Status status = router->JoinRouters(); !status.ok()) return status;

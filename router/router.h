@@ -52,7 +52,7 @@ class Router {
 
  private:
   Router(const v1::Config& config, rpc::Security security, std::unique_ptr<ApiKeys> keys, std::unique_ptr<ModelText> text,
-         Metrics* metrics, Clock* clock);
+         std::unique_ptr<tracing::Tracer> tracer, Metrics* metrics, Clock* clock);
 
   absl::Status OpenHttp();
   absl::Status OpenGrpc();
@@ -71,6 +71,7 @@ class Router {
   const v1::Config config_;
   const rpc::Security security_;
   const std::unique_ptr<ModelText> text_;
+  const std::unique_ptr<tracing::Tracer> tracer_;  // null: nothing is traced here
   Metrics* const metrics_;
   Clock* const clock_;
   const absl::Time started_;

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "common/rpc/channel.h"
 #include "common/status.h"
+#include "common/tracing/grpc_metadata.h"
 #include "router/leg.h"
 
 namespace baton::router {
@@ -48,6 +49,7 @@ std::shared_ptr<WorkerCall> WorkerCalls::Prefill(StartPrefill command, absl::Tim
       [stubs, on_end = std::move(on_end)](absl::Status status) { on_end(std::move(status)); },
       [&](grpc::ClientContext* context, const v1::PrefillRequest* request,
           grpc::ClientReadReactor<v1::PrefillEvent>* reactor) {
+        tracing::AddTo(context, command.trace);
         stubs->prefill->async()->Prefill(context, request, reactor);
       });
 }
@@ -60,6 +62,7 @@ std::shared_ptr<WorkerCall> WorkerCalls::Decode(StartDecode command, absl::Time 
       [stubs, on_end = std::move(on_end)](absl::Status status) { on_end(std::move(status)); },
       [&](grpc::ClientContext* context, const v1::DecodeRequest* request,
           grpc::ClientReadReactor<v1::DecodeEvent>* reactor) {
+        tracing::AddTo(context, command.trace);
         stubs->decode->async()->Decode(context, request, reactor);
       });
 }

@@ -12,6 +12,7 @@
 
 #include "common/mutex.h"
 #include "common/rpc/http_message.h"
+#include "common/tracing/span.h"
 #include "router/http/answer_json.h"
 #include "router/http/openai_request.h"
 #include "router/http/tool_calls.h"
@@ -25,6 +26,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   struct Options {
     std::string id;                              // of the answer; also names the request in logs
     std::string tenant;
+    std::optional<tracing::SpanContext> trace;   // the client's
     std::map<std::string, std::string> headers;  // of every answer
     ToolFormat tool_format = ToolFormat::kNone;
     std::function<void(int http_code)> on_status;  // once

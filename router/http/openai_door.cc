@@ -144,6 +144,7 @@ void OpenAiDoor::Generate(const std::string& path, Parse parse, const rpc::HttpR
   absl::StatusOr<std::string> tenant = TenantOf(request);
   if (!tenant.ok()) return refuse(ErrorResponse(tenant.status()));
   options.tenant = *std::move(tenant);
+  options.trace = tracing::ParseTraceparent(request.header("traceparent"), request.header("tracestate"));
   if (!IsJson(request)) return refuse(NotJson());
   const absl::StatusOr<Json> body = ParseBody(request);
   if (!body.ok()) return refuse(ErrorResponse(body.status()));

@@ -47,6 +47,7 @@ class InferCall::Client final : public ClientStream {
 
 InferCall* InferCall::Start(Intake* intake, const inference::ModelInferRequest& request,
                             const absl::StatusOr<std::string>& tenant, absl::Time deadline,
+                            const std::optional<tracing::SpanContext>& trace,
                             inference::ModelInferResponse* response) {
   std::shared_ptr<InferCall> call(new InferCall(response));
   call->self_ = call;
@@ -58,7 +59,8 @@ InferCall* InferCall::Start(Intake* intake, const inference::ModelInferRequest& 
                    [&](const std::shared_ptr<RequestDriver>& driver) {
                      call->driver_ = driver;
                      return std::make_unique<Client>(call, request.id(), intake->text().model_name(), std::move(echo));
-                   });
+                   },
+                   trace);
   return call.get();
 }
 
@@ -114,8 +116,9 @@ class StreamCall::Client final : public ClientStream {
   std::string text_;  // to be sent at the end
 };
 
-StreamCall* StreamCall::Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline) {
-  std::shared_ptr<StreamCall> call(new StreamCall(intake, std::move(tenant), deadline));
+StreamCall* StreamCall::Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline,
+                              std::optional<tracing::SpanContext> trace) {
+  std::shared_ptr<StreamCall> call(new StreamCall(intake, std::move(tenant), deadline, std::move(trace)));
   call->self_ = call;
   if (call->tenant_.ok()) {
     call->StartRead(&call->request_);
@@ -149,7 +152,8 @@ void StreamCall::Begin(const inference::ModelInferRequest& request) {
                     [&](const std::shared_ptr<RequestDriver>& made) {
                       driver = made;
                       return std::make_unique<Client>(shared_from_this(), key, request.id(), parsed);
-                    });
+                    },
+                    trace_);
   // Only now may it be ended from here: before, it is not in the router's table. It may be over already.
   bool late;
   {

@@ -28,7 +28,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
   // An error as `tenant`: the caller may not ask.
   static InferCall* Start(Intake* intake, const inference::ModelInferRequest& request,
                           const absl::StatusOr<std::string>& tenant, absl::Time deadline,
-                          inference::ModelInferResponse* response);
+                          const std::optional<tracing::SpanContext>& trace, inference::ModelInferResponse* response);
 
   void OnCancel() override;
   void OnDone() override;
@@ -48,7 +48,8 @@ class StreamCall final
       public std::enable_shared_from_this<StreamCall> {
  public:
   // An error as `tenant`: the caller may not ask.
-  static StreamCall* Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline);
+  static StreamCall* Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline,
+                           std::optional<tracing::SpanContext> trace);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -57,8 +58,9 @@ class StreamCall final
 
  private:
   class Client;
-  StreamCall(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline)
-      : intake_(intake), tenant_(std::move(tenant)), deadline_(deadline) {}
+  StreamCall(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline,
+             std::optional<tracing::SpanContext> trace)
+      : intake_(intake), tenant_(std::move(tenant)), deadline_(deadline), trace_(std::move(trace)) {}
 
   void Begin(const inference::ModelInferRequest& request);
   void Send(inference::ModelStreamInferResponse response);
@@ -71,6 +73,7 @@ class StreamCall final
   Intake* const intake_;
   const absl::StatusOr<std::string> tenant_;
   const absl::Time deadline_;
+  const std::optional<tracing::SpanContext> trace_;  // of all requests on the stream
   inference::ModelInferRequest request_;            // of the outstanding read
   inference::ModelStreamInferResponse response_;    // of the outstanding write
   std::shared_ptr<StreamCall> self_;

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/rpc/channel.h"
 #include "common/status.h"
+#include "common/tracing/grpc_metadata.h"
 #include "common/version.h"
 #include "router/kserve/infer_call.h"
 
@@ -126,12 +127,13 @@ grpc::ServerUnaryReactor* KServeService::RepositoryIndex(Context* context,
 
 grpc::ServerUnaryReactor* KServeService::ModelInfer(Context* context, const inference::ModelInferRequest* request,
                                                     inference::ModelInferResponse* response) {
-  return InferCall::Start(intake_, *request, TenantOf(*context), rpc::DeadlineOf(*context), response);
+  return InferCall::Start(intake_, *request, TenantOf(*context), rpc::DeadlineOf(*context), tracing::FromCall(*context),
+                          response);
 }
 
 grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
 KServeService::ModelStreamInfer(Context* context) {
-  return StreamCall::Start(intake_, TenantOf(*context), rpc::DeadlineOf(*context));
+  return StreamCall::Start(intake_, TenantOf(*context), rpc::DeadlineOf(*context), tracing::FromCall(*context));
 }
 
 }  // namespace baton::router::kserve

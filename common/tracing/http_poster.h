@@ -1,0 +1,37 @@
+// POST over HTTP, with a bound on how long it takes.
+#ifndef BATON_COMMON_TRACING_HTTP_POSTER_H_
+#define BATON_COMMON_TRACING_HTTP_POSTER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace baton::tracing {
+
+// Keeps its connection between calls, and connects anew when that is gone.
+//
+// Thread contract: one thread posts; StopAt from any thread.
+class HttpPoster {
+ public:
+  // `url`: http://host[:port][/path]; `path` is appended to it. INVALID_ARGUMENT: it is not such a URL.
+  static absl::StatusOr<std::unique_ptr<HttpPoster>> Create(const std::string& url, absl::string_view path);
+  ~HttpPoster();
+
+  // The body of a 2xx. FAILED_PRECONDITION: another status. UNAVAILABLE: no answer came within `timeout`, or by the time
+  // that StopAt gave.
+  absl::StatusOr<std::string> Post(std::string body, const std::string& content_type, absl::Duration timeout);
+  // From then on every call fails, also one that runs.
+  void StopAt(absl::Time time);
+
+ private:
+  struct Impl;
+  explicit HttpPoster(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton::tracing
+
+#endif  // BATON_COMMON_TRACING_HTTP_POSTER_H_
