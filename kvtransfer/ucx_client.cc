@@ -193,10 +193,23 @@ void UcxClientImpl::OnStop() {
   for (auto& [id, conn] : conns_) CloseConn(conn.get());
 }
 
-// The worker is gone and nothing can arrive.
-void UcxClientImpl::OnStopped() {
+void UcxClientImpl::OnRecycle(const absl::Status& why) {
+  std::vector<ConnId> open;
+  for (const auto& [id, conn] : conns_) {
+    if (!conn->closing) open.push_back(id);
+  }
+  for (const ConnId id : open) LoseConn(FindConn(id), why);
+}
+
+// What UCX did not complete when its worker ended never will be.
+void UcxClientImpl::ForgetReceives() {
   for (ReceiveOp* op : receives_) delete op;
   receives_.clear();
+}
+
+// The worker is gone and nothing can arrive.
+void UcxClientImpl::OnStopped() {
+  ForgetReceives();
   while (!jobs_.empty()) {
     auto it = jobs_.begin();
     if (it->second.over) {

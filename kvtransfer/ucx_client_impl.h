@@ -83,6 +83,9 @@ class UcxClientImpl final : public UcxClient, private UcxLoop {
   void OnStop() override;
   bool Quiesced() override { return conns_.empty() && jobs_.empty(); }
   void OnStopped() override;
+  void OnRecycle(const absl::Status& why) override;
+  void OnRecycled() override { ForgetReceives(); }
+  void ForgetReceives();
 
   static void OnConnError(void* arg, ucp_ep_h ep, ucs_status_t status);
   static ucs_status_t OnBlockMessage(void* arg, const void* header, size_t header_size, void* data, size_t size,

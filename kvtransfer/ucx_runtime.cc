@@ -27,6 +27,10 @@ namespace {
 // How long StopLoop waits for connections to close before it destroys the worker under them.
 constexpr absl::Duration kStopTimeout = absl::Seconds(5);
 
+// A connection that UCX has not closed by then never will be. Closing takes milliseconds, of a peer that is alive; a peer
+// that is frozen was waited for long before.
+constexpr absl::Duration kCloseTimeout = absl::Seconds(3);
+
 // Rounds without progress after which UCX copies nothing more for a closed connection. Not one: a transport's queue is
 // looked at only some rounds after something was put there.
 constexpr int kQuietRounds = 256;
@@ -61,6 +65,8 @@ ucs_log_func_rc_t LogToStderr(const char* file, unsigned line, const char* funct
 
 struct UcxLoop::SendOp {
   UcxLoop* loop;
+  ucp_ep_h ep;
+  bool orphan = false;  // its connection is closed
   std::string header;
   std::string owned;
   SendDone done;
@@ -68,7 +74,9 @@ struct UcxLoop::SendOp {
 
 struct UcxLoop::CloseOp {
   UcxLoop* loop;
+  ucp_ep_h ep;
   Task closed;
+  absl::Time begun;
 };
 
 absl::Status UcxError(absl::string_view what, ucs_status_t status) {
@@ -94,26 +102,28 @@ UcxLoop::~UcxLoop() {
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-absl::Status UcxLoop::Init(bool network_trusted, const std::string& transports) {
+absl::Status UcxLoop::Init() {
   static const bool logging = (ucs_log_push_handler(&LogToStderr), true);
   (void)logging;
   ucp_config_t* config = nullptr;
   ucs_status_t s = ucp_config_read(nullptr, nullptr, &config);
   if (s != UCS_OK) return UcxError("UCX configuration", s);
-  const std::string devices = network_trusted ? "all" : LoopbackDevice();
+  const std::string devices = network_trusted_ ? "all" : LoopbackDevice();
   // The TCP transport serves raw PUT requests to any address, whatever is configured. It is there all the same, for UCX
   // makes connections by address over no other; on loopback only, unless the network is trusted (docs/TRANSPORT.md).
-  const std::string tls = !transports.empty() ? transports : "sysv,posix,cma,tcp";
+  const std::string tls = !transports_.empty() ? transports_ : "sysv,posix,cma,tcp";
   // The last three are the transports' own settings (UCX_TCP_PUT_ENABLE and so on; here the names go without prefix).
   // Shared memory and CMA say that they notice a dead peer, and may be used with error handling PEER, only when told to:
   // UCX asks that memory be revocable before it lets a peer read it. Ours is not revoked, and need not be: a read that
   // comes too late is caught by the block's checksum, and with get_zcopy nobody ever writes into another process.
   // RX_SEG_SIZE is TCP's, and the same at both ends (it bounds what one message holds): a piece of a block and its header
-  // fit, so that it arrives as one message instead of being put together from parts.
+  // fit, so that it arrives as one message instead of being put together from parts. FIFO_SIZE is shared memory's: messages
+  // that a receiver has not looked at. One that dies with its queue full costs a Recycle, hence room for 32 transfers.
   const std::pair<const char*, const char*> settings[] = {
       {"TLS", tls.c_str()}, {"NET_DEVICES", devices.c_str()}, {"SOCKADDR_TLS_PRIORITY", "tcp"},
       {"KEEPALIVE_INTERVAL", "5s"},  {"RNDV_SCHEME", "get_zcopy"},     {"PUT_ENABLE", "n"},
       {"MM_ERROR_HANDLING", "y"},    {"MEMORY_INVALIDATE", "y"},       {"RX_SEG_SIZE", "512k"},
+      {"MM_FIFO_SIZE", "256"},       {"CM_REUSEADDR", "y"},
   };
   for (const auto& [name, value] : settings) {
     s = ucp_config_modify(config, name, value);
@@ -143,7 +153,9 @@ absl::Status UcxLoop::Init(bool network_trusted, const std::string& transports) 
 absl::Status UcxLoop::StartLoop(bool network_trusted, const std::string& transports) {
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (wake_fd_ < 0) return absl::UnavailableError("no event descriptor is left; raise the limit of open files");
-  thread_ = std::thread([this, network_trusted, transports] { ThreadMain(network_trusted, transports); });
+  network_trusted_ = network_trusted;
+  transports_ = transports;
+  thread_ = std::thread([this] { ThreadMain(); });
   MutexLock lock(&mu_);
   while (!started_) started_cv_.Wait(&mu_);
   return start_status_;
@@ -174,8 +186,8 @@ bool UcxLoop::Post(Task&& task) {
   return true;
 }
 
-void UcxLoop::ThreadMain(bool network_trusted, const std::string& transports) {
-  const absl::Status status = Init(network_trusted, transports);
+void UcxLoop::ThreadMain() {
+  const absl::Status status = Init();
   {
     MutexLock lock(&mu_);
     start_status_ = status;
@@ -211,11 +223,47 @@ void UcxLoop::ThreadMain(bool network_trusted, const std::string& transports) {
     if (stopping && deferred_.empty() && Quiesced() && closes_.empty() && closed_.empty()) break;
     if (now >= stop_by) break;
     if (stopping) next = std::min(next, now + absl::Milliseconds(5));
+    if (!stopping) next = std::min(next, GiveUpAt());
+    if (!stopping && now >= GiveUpAt() && !Recycle()) break;
     if (deferred_.empty() && closed_.empty() && Busy()) Poll();
     if (deferred_.empty() && closed_.empty()) Wait(next);
   }
   Destroy();
   if (status.ok()) OnStopped();
+}
+
+absl::Time UcxLoop::GiveUpAt() const {
+  absl::Time at = absl::InfiniteFuture();
+  for (const CloseOp* op : closes_) at = std::min(at, op->begun + kCloseTimeout);
+  return orphans_ > 0 ? std::min(at, orphaned_at_ + kCloseTimeout) : at;
+}
+
+void UcxLoop::NoteOrphans(ucp_ep_h closed) {
+  const int before = orphans_;
+  for (SendOp* op : sends_) {
+    if (op->ep != closed || op->orphan) continue;
+    op->orphan = true;
+    ++orphans_;
+  }
+  if (before == 0 && orphans_ > 0) orphaned_at_ = absl::Now();
+}
+
+bool UcxLoop::Recycle() {
+  const absl::Status why = absl::UnavailableError("UCX could not end the connection of a dead peer and was started anew");
+  fprintf(stderr, "ucx warning: %s\n", std::string(why.message()).c_str());
+  for (;;) {
+    OnRecycle(why);
+    Destroy();
+    OnRecycled();
+    const absl::Status status = Init();
+    if (status.ok()) return true;
+    fprintf(stderr, "ucx error: not started anew, trying again: %s\n", std::string(status.message()).c_str());
+    for (int i = 0; i < 20; ++i) {
+      absl::SleepFor(absl::Milliseconds(50));
+      MutexLock lock(&mu_);
+      if (stopping_) return false;
+    }
+  }
 }
 
 void UcxLoop::RunTasks() {
@@ -292,7 +340,7 @@ absl::Status UcxLoop::SetHandlerOfAll(ucp_am_recv_callback_t callback, void* arg
 
 void UcxLoop::Send(ucp_ep_h ep, unsigned id, std::string header, std::string owned, const void* data, size_t size,
                    uint32_t flags, SendDone done) {
-  auto* op = new SendOp{this, std::move(header), std::move(owned), std::move(done)};
+  auto* op = new SendOp{this, ep, false, std::move(header), std::move(owned), std::move(done)};
   sends_.insert(op);
   if (data == nullptr) {
     data = op->owned.data();
@@ -313,7 +361,7 @@ void UcxLoop::Send(ucp_ep_h ep, unsigned id, std::string header, std::string own
 }
 
 void UcxLoop::Flush(ucp_ep_h ep, SendDone done) {
-  auto* op = new SendOp{this, "", "", std::move(done)};
+  auto* op = new SendOp{this, ep, false, "", "", std::move(done)};
   sends_.insert(op);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
@@ -330,13 +378,14 @@ void UcxLoop::Flush(ucp_ep_h ep, SendDone done) {
 void UcxLoop::OnSent(void* request, ucs_status_t status, void* user_data) {
   auto* op = static_cast<SendOp*>(user_data);
   op->loop->sends_.erase(op);
+  op->loop->orphans_ -= op->orphan;
   op->loop->Defer([done = std::move(op->done), status]() mutable { done(status); });
   delete op;
   if (request != nullptr) ucp_request_free(request);
 }
 
 void UcxLoop::CloseEndpoint(ucp_ep_h ep, Task closed) {
-  auto* op = new CloseOp{this, std::move(closed)};
+  auto* op = new CloseOp{this, ep, std::move(closed), absl::Now()};
   closes_.insert(op);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
@@ -350,6 +399,7 @@ void UcxLoop::CloseEndpoint(ucp_ep_h ep, Task closed) {
 void UcxLoop::OnClosed(void* request, ucs_status_t status, void* user_data) {
   auto* op = static_cast<CloseOp*>(user_data);
   op->loop->closes_.erase(op);
+  op->loop->NoteOrphans(op->ep);
   op->loop->closed_.push_back(std::move(op->closed));
   delete op;
   if (request != nullptr) ucp_request_free(request);

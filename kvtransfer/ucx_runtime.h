@@ -61,6 +61,10 @@ class UcxLoop {
   virtual bool Quiesced() = 0;
   // After the worker is destroyed: no byte moves any more.
   virtual void OnStopped() {}
+  // The worker is about to be destroyed and made anew (see Recycle): closes every connection; what they carried has to
+  // begin again. Then, after OnRecycled (no byte moves any more), OnStart comes again.
+  virtual void OnRecycle(const absl::Status& why) = 0;
+  virtual void OnRecycled() {}
 
   // Runs `task` after the current UCX callback has returned: UCX must not be re-entered from its callbacks.
   void Defer(Task task) { deferred_.push_back(std::move(task)); }
@@ -77,7 +81,8 @@ class UcxLoop {
             uint32_t flags, SendDone done);
   // `done` (deferred, exactly once) when the connection is made and everything sent on it so far has left.
   void Flush(ucp_ep_h ep, SendDone done);
-  // Cuts the connection; every pending operation on it has ended when `closed` (deferred) runs.
+  // Cuts the connection. When `closed` (deferred) runs, its pending operations have ended, except for sends to a dead peer
+  // that UCX keeps (Recycle): nobody reads for them any more.
   void CloseEndpoint(ucp_ep_h ep, Task closed);
   // The transports an endpoint uses, such as "sysv/cma".
   static std::string DescribeEndpoint(ucp_ep_h ep);
@@ -86,8 +91,16 @@ class UcxLoop {
   struct SendOp;
   struct CloseOp;
 
-  void ThreadMain(bool network_trusted, const std::string& transports);
-  absl::Status Init(bool network_trusted, const std::string& transports);
+  void ThreadMain();
+  absl::Status Init();
+  // Destroys the worker and makes a new one; false when told to stop meanwhile. Nothing less ends what UCX 1.13.1 does when
+  // the peer of a shared-memory connection dies with its queue full: uct_mm_ep_flush says NO_RESOURCE even if it is told to
+  // cancel, so that either the connection is never reported closed or sends outlive it, tried over and over, and the worker
+  // never sleeps again.
+  bool Recycle();
+  // When such a connection is given up; the infinite future if there is none.
+  absl::Time GiveUpAt() const;
+  void NoteOrphans(ucp_ep_h closed);
   void RunTasks();
   void Poll();
   void Wait(absl::Time until);
@@ -95,6 +108,8 @@ class UcxLoop {
   static void OnSent(void* request, ucs_status_t status, void* user_data);
   static void OnClosed(void* request, ucs_status_t status, void* user_data);
 
+  bool network_trusted_ = false;
+  std::string transports_;
   std::thread thread_;
   Mutex mu_;
   CondVar started_cv_;
@@ -113,6 +128,8 @@ class UcxLoop {
   std::deque<Task> deferred_;
   std::set<SendOp*> sends_;
   std::set<CloseOp*> closes_;
+  int orphans_ = 0;  // of sends_: their connection is closed
+  absl::Time orphaned_at_;
   // Tasks of closed connections. UCX 1.13.1 reports one closed while copies by CMA that it had begun are still queued: then
   // `closed` would give their memory back, and to destroy the worker would end the process by an assertion. Rounds
   // without progress say that none is left.

@@ -78,6 +78,7 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
   void OnStop() override;
   bool Quiesced() override { return conns_.empty(); }
   void OnStopped() override { transfers_.clear(); }  // ends every claim
+  void OnRecycle(const absl::Status& why) override;
 
   static void OnConnRequest(ucp_conn_request_h request, void* arg);
   static void OnConnError(void* arg, ucp_ep_h ep, ucs_status_t status);
@@ -112,7 +113,7 @@ class UcxServerImpl final : public UcxServer, private UcxLoop {
 
   Exporter* const exporter_;
   const UcxOptions options_;
-  const UcxAddress bind_;
+  UcxAddress bind_;  // with the port, once there is one: tickets name it
   v1::Endpoint endpoint_;
   ucp_listener_h listener_ = nullptr;
   ConnId last_conn_ = 0;
@@ -144,13 +145,14 @@ absl::Status UcxServerImpl::OnStart() {
   attr.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
   s = ucp_listener_query(listener_, &attr);
   if (s != UCS_OK || attr.sockaddr.ss_family != AF_INET) return UcxError("UCX listener's port", s);
-  UcxAddress bound = bind_;
-  bound.port = ntohs(reinterpret_cast<const sockaddr_in*>(&attr.sockaddr)->sin_port);
+  const bool again = bind_.port != 0;
+  bind_.port = ntohs(reinterpret_cast<const sockaddr_in*>(&attr.sockaddr)->sin_port);
+  if (again) return absl::OkStatus();
   endpoint_.set_worker_name(exporter_->options().worker_name);
   endpoint_.set_incarnation(exporter_->options().incarnation);
   endpoint_.set_transport("ucx");
-  endpoint_.set_address(bound.ToString());
-  if (bound.loopback()) endpoint_.set_locality(NetworkLocality());
+  endpoint_.set_address(bind_.ToString());
+  if (bind_.loopback()) endpoint_.set_locality(NetworkLocality());
   return absl::OkStatus();
 }
 
@@ -158,6 +160,12 @@ void UcxServerImpl::OnStop() {
   if (listener_ != nullptr) ucp_listener_destroy(listener_);
   listener_ = nullptr;
   for (auto& [id, conn] : conns_) CloseConn(conn.get());
+}
+
+// Ends every claim as broken, so that its use comes back.
+void UcxServerImpl::OnRecycle(const absl::Status& why) {
+  Count(&UcxServerCounters::restarts);
+  OnStop();
 }
 
 absl::Time UcxServerImpl::OnTick(absl::Time now) {

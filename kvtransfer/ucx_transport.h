@@ -47,6 +47,7 @@ struct UcxServerCounters {
   uint64_t refused = 0;    // authentic tickets that the exporter refused
   uint64_t completed = 0;
   uint64_t cut = 0;        // connections closed because a stopped transfer did not become quiet
+  uint64_t restarts = 0;   // of UCX, which could not end the connection of a dead peer; every other one began again
 };
 
 class UcxServer : public TransportServer {

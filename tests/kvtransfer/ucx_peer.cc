@@ -6,6 +6,7 @@
 //   corrupt BLOCK       flips a byte of that block of the latest export when it is sent, after its checksum was made
 //   kill_at BLOCK       SIGKILL to itself before that block of the next transfer is sent (stop_at: SIGSTOP)
 //   release / reap      the latest export / all that are due
+//   fetch TICKET        begins to fetch it (hex) into memory of its own; how that ends is not said
 //   state               -> free leased quarantined total hash outstanding
 //   counters            -> malformed forged refused completed open handshake_timeouts expired
 //   quit
@@ -55,6 +56,7 @@ int Main(int argc, char** argv) {
     std::cout << "error " << server.status() << std::endl;
     return 1;
   }
+  std::unique_ptr<UcxClient> client;
   std::cout << "ready" << std::endl;
   std::string line;
   while (std::getline(std::cin, line)) {
@@ -91,6 +93,20 @@ int Main(int argc, char** argv) {
       signal_number = command == "kill_at" ? SIGKILL : SIGSTOP;
       signal_at = block;
       std::cout << "ok" << std::endl;
+    } else if (command == "fetch") {
+      std::string hex;
+      in >> hex;
+      v1::Ticket ticket;
+      if (client == nullptr) {
+        client = *UcxClient::Start({.key = *ClusterKey::FromBytes(argv[2]), .layout = SmolLayout(), .fingerprint = Fingerprint()});
+      }
+      std::optional<kvcache::BlockLease> lease;
+      if (ticket.ParseFromString(absl::HexStringToBytes(hex))) lease = pool->AllocateLease(ticket.blocks_size());
+      if (lease.has_value()) {
+        client->Fetch({.ticket = ticket, .destination = *std::move(lease), .deadline = Soon()},
+                      [](absl::StatusOr<FetchResult>, kvcache::BlockLease) {});
+      }
+      std::cout << (lease.has_value() ? "ok" : "error no ticket, or no room") << std::endl;
     } else if (command == "release") {
       std::cout << exporter.Release(last) << std::endl;
     } else if (command == "reap") {
@@ -109,6 +125,7 @@ int Main(int argc, char** argv) {
       std::cout << "error unknown command" << std::endl;
     }
   }
+  if (client != nullptr) client->Shutdown();
   (*server)->Shutdown();
   const kvcache::Ledger l = pool->ledger();
   return exporter.ReleaseAll(), pool->ledger().free == l.total ? 0 : 3;

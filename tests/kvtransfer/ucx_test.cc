@@ -134,6 +134,51 @@ TEST_F(UcxTest, PeerKilledMidFetchIsUnavailableAndEverythingIsFreed) {
   EXPECT_EQ(outcome.calls(), 1);
 }
 
+// UCX 1.13.1 never gets over a shared-memory connection whose queue was full when the peer died: sends stay behind, or the
+// connection is never reported closed, and the worker spins.
+TEST(UcxServerTest, AReceiverThatDiesWithItsQueueFullHoldsNoTicket) {
+  const std::string key(32, 'k');
+  PeerProcess peer("d0", key, 320);
+  auto pool = MakePool(SmolLayout(), 320);
+  Exporter exporter({.worker_name = "p0",
+                     .incarnation = RandomIncarnation(),
+                     .key = *ClusterKey::FromBytes(key),
+                     .layout = SmolLayout(),
+                     .fingerprint = testing::Fingerprint(),
+                     .reap_interval = absl::Milliseconds(20)});
+  auto server = UcxServer::Start(&exporter);
+  ASSERT_TRUE(server.ok()) << server.status();
+  // 40 transfers of 8 messages each under way; the queue has 256 places.
+  constexpr int kTransfers = 40;
+  std::vector<TransferId> ids;
+  for (int i = 0; i < kTransfers; ++i) {
+    auto ticket = exporter.Export({.request_id = absl::StrCat("r", i), .num_tokens = 128, .lease = absl::Seconds(1)},
+                                  testing::FilledLease(pool.get(), 8, 1));
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+    ids.push_back(TransferId::Of(*ticket));
+    ASSERT_EQ(peer.Ask("fetch " + absl::BytesToHexString(ticket->SerializeAsString())), "ok");
+  }
+  ASSERT_TRUE(Eventually([&] { return exporter.counters().in_flight == kTransfers; }));
+  peer.Signal(SIGSTOP);
+  for (const TransferId id : ids) {
+    exporter.Seal(id, 8);
+    exporter.Close(id, /*finished=*/false, "");
+  }
+  absl::SleepFor(absl::Milliseconds(500));
+  peer.Signal(SIGKILL);
+  peer.Bury();
+  EXPECT_TRUE(Eventually([&] { return exporter.counters().outstanding == 0; })) << exporter.counters().outstanding;
+  ExpectAllFree(*pool);
+  // UCX is started anew at the same address, and what it was trying is over: the thread sleeps.
+  EXPECT_TRUE(Eventually([&] { return (*server)->counters().restarts == 1; }));
+  PeerProcess other("d1", key, 256);
+  auto ticket = exporter.ExportSealed({.request_id = "s", .num_tokens = 160, .lease = absl::Seconds(30)},
+                                      testing::FilledLease(pool.get(), 10, 1));
+  ASSERT_EQ(other.Ask("fetch " + absl::BytesToHexString(ticket->SerializeAsString())), "ok");
+  EXPECT_TRUE(Eventually([&] { return exporter.counters().completed == 1; }));
+  (*server)->Shutdown();
+}
+
 TEST_F(UcxTest, StalledPeerEndsAtTheDeadlineAndLateBlocksDoNoHarm) {
   const v1::Ticket ticket = peer_->Export("r1", 1, 28, 7);
   EXPECT_EQ(peer_->Ask("stop_at 13"), "ok");
