@@ -323,6 +323,8 @@ absl::Time GrpcKvClient::OnTick(absl::Time now) {
       failed.emplace_back(id, absl::DeadlineExceededError("the deadline passed during the KV fetch"));
     } else if (now >= job.silent_at) {
       failed.emplace_back(id, absl::UnavailableError("the exporting worker fell silent during the KV fetch"));
+      // When the way works again the old connection still waits to send, for seconds; a new one is there at once.
+      peers_.erase(job.reception.endpoint().worker_name());
     } else if (now >= job.retry_at) {
       retry.push_back(id);
     } else if (now >= job.beat_at && job.call != nullptr) {

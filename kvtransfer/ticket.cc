@@ -321,10 +321,12 @@ const v1::Endpoint* EndpointFor(const v1::Ticket& ticket, absl::string_view tran
 }
 
 absl::Duration HeartbeatInterval(const v1::Ticket& ticket) {
-  return std::clamp(Lease(ticket) / 3, absl::Milliseconds(10), absl::Seconds(5));
+  return std::clamp(Lease(ticket) / 3, absl::Milliseconds(10), SilenceLimit(ticket) / 5);
 }
 
-absl::Duration SilenceLimit(const v1::Ticket& ticket) { return std::max(Lease(ticket), absl::Seconds(2)); }
+// Whatever the lease: a stream waits for the KV meanwhile. Words come from the transport's own threads, however long the
+// engine computes.
+absl::Duration SilenceLimit(const v1::Ticket&) { return absl::Milliseconds(1500); }
 
 absl::Status CheckTicketForFetch(const ClusterKey& key, const v1::Ticket& ticket, const kernels::KvLayout& layout,
                                  const v1::ModelFingerprint& fingerprint) {

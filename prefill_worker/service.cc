@@ -342,7 +342,7 @@ class PrefillService::HistoryImport : public std::enable_shared_from_this<Histor
     fetch.ticket = request_.ticket();
     fetch.first_block = static_cast<uint32_t>(lease.num_held());
     fetch.destination = lease.SplitOff(lease.num_held());
-    fetch.deadline = service_->options_.clock->Now() + kvtransfer::SilenceLimit(fetch.ticket);
+    fetch.deadline = service_->options_.clock->Now() + std::max(kvtransfer::Lease(fetch.ticket), absl::Seconds(2));
     auto held = std::make_shared<kvcache::BlockLease>(std::move(lease));
     service_->TransportFor(fetch.ticket)
         ->Fetch(std::move(fetch), [self = shared_from_this(), held](absl::StatusOr<kvtransfer::FetchResult> result,

@@ -306,6 +306,12 @@ void ClusterView::ExpireSilent() {
   for (const auto& [id, why] : gone) on_gone_(id, why);
 }
 
+void ClusterView::ForgiveSilence(absl::Duration while_deaf) {
+  MutexLock lock(&mu_);
+  const absl::Time now = clock_->Now();
+  for (auto& [name, worker] : workers_) worker.last_heard = std::min(worker.last_heard + while_deaf, now);
+}
+
 std::vector<WorkerSnapshot> ClusterView::Snapshot() const {
   MutexLock lock(&mu_);
   std::vector<WorkerSnapshot> out;

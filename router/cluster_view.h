@@ -85,8 +85,8 @@ struct InFlightWork {
 };
 
 struct ClusterViewOptions {
-  absl::Duration heartbeat = absl::Milliseconds(500);        // told to workers
-  absl::Duration worker_timeout = absl::Milliseconds(3000);  // without a heartbeat, until lost
+  absl::Duration heartbeat = absl::Milliseconds(250);        // told to workers
+  absl::Duration worker_timeout = absl::Milliseconds(1500);  // without a heartbeat, until lost
   std::string model_name;                                    // the router's own; empty: not compared
   std::string tokenizer_fingerprint;                         // likewise
   bool warm_up = false;         // workers that join are kWarming until MarkWarm
@@ -115,6 +115,9 @@ class ClusterView {
   absl::Status Deregister(const WorkerId& id);
   // Marks workers that were silent for worker_timeout as lost. Call it a few times per timeout.
   void ExpireSilent();
+  // This process itself stood still (frozen, or without a processor): what workers said meanwhile is still to be read, so
+  // that much of their silence does not count.
+  void ForgiveSilence(absl::Duration while_deaf);
 
   std::vector<WorkerSnapshot> Snapshot() const;  // ordered by name; lost ones included
   // Shows the same without copying (in no order), under the view's lock: `look` is quick and does not call back.

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kHttpThreads = 2;  // so that one long prompt, which is tokenized on them, does not hold up all streams
 constexpr absl::Duration kScaleTimeout = absl::Seconds(5);
+constexpr absl::Duration kDeaf = absl::Milliseconds(500);  // between two ticks: this process did not run
 constexpr absl::Duration kHttpGrace = absl::Seconds(2);  // for the last bytes of answers
 
 ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) {
@@ -177,12 +178,16 @@ void Router::UpdateHealth() {
 void Router::Tick() {
   const absl::Duration period =
       std::clamp(view_.options().worker_timeout / 10, absl::Milliseconds(10), absl::Milliseconds(50));
+  absl::Time last = clock_->Now();
   while (true) {
     {
       MutexLock lock(&ticker_mu_);
       if (!stop_) ticker_cv_.WaitWithTimeout(&ticker_mu_, period);
       if (stop_) return;
     }
+    const absl::Time now = clock_->Now();
+    if (now - last > kDeaf) view_.ForgiveSilence(now - last);
+    last = now;
     keys_->ReloadIfChanged();
     view_.ExpireSilent();
     placement_.Tick();

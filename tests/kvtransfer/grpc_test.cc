@@ -250,6 +250,22 @@ TEST_F(GrpcTest, AServerThatGoesAwayLeavesTheTicketUsable) {
   EXPECT_EQ(exporter_->counters().outstanding, 1u) << "a broken link does not use the ticket up";
 }
 
+// It was given up after the lease, up to which a stream stood still that had elsewhere to go.
+TEST_F(GrpcTest, ASilentExporterIsGivenUpLongBeforeTheLease) {
+  std::atomic<bool> frozen{true};
+  GrpcKvOptions options;
+  options.before_block_for_test = [&](TransferId, size_t) {
+    while (frozen) absl::SleepFor(absl::Milliseconds(5));
+  };
+  Start(testing::TinyLayout(), 4, options);
+  FetchRequest request = Ask(Export(2, 1));  // its lease is 20 s
+  request.deadline = absl::Now() + absl::Seconds(10);
+  Outcome outcome;
+  client_->Fetch(std::move(request), outcome.Callback());
+  EXPECT_EQ(outcome.Wait().status().code(), absl::StatusCode::kUnavailable) << outcome.Wait().status();
+  frozen = false;
+}
+
 TEST_F(GrpcTest, NobodyThereIsUnavailableWithinBoundedAttempts) {
   GrpcKvOptions options;
   options.connect_backoff = absl::Milliseconds(1);

@@ -59,6 +59,7 @@ class ClusterViewTest : public ::testing::Test {
     options.tokenizer_fingerprint = "t";
     options.max_workers = 3;
     options.max_refusals = 2;
+    options.worker_timeout = absl::Seconds(3);
     return options;
   }
 
@@ -211,6 +212,18 @@ TEST_F(ClusterViewTest, SilenceLosesAWorkerOnceAndRegisteringBringsItBack) {
   clock_.Advance(absl::Minutes(10));
   view_.ExpireSilent();
   EXPECT_THAT(view_.Snapshot(), IsEmpty()) << "lost workers are forgotten in the end";
+}
+
+TEST_F(ClusterViewTest, ARouterThatStoodStillDoesNotTakeItForItsWorkersSilence) {
+  ASSERT_TRUE(view_.Register(Info("p0", "prefill")).ok());
+  clock_.Advance(absl::Seconds(10));
+  view_.ForgiveSilence(absl::Seconds(10));
+  view_.ExpireSilent();
+  EXPECT_THAT(gone_, IsEmpty());
+  view_.ForgiveSilence(absl::Seconds(10));  // never more than there was
+  clock_.Advance(absl::Milliseconds(3000));
+  view_.ExpireSilent();
+  EXPECT_THAT(gone_, ElementsAre("p0/i1"));
 }
 
 TEST_F(ClusterViewTest, DeregisterTakesOutWithoutFailingItsRequests) {
