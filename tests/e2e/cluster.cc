@@ -61,11 +61,15 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
 
   // With one pool only there is nothing that a worker could warm up with.
   const bool alone = options.decode == 0 || (options.prefill == 0 && options.mode == "disaggregated");
-  auto router = Process::Start(Concat(Concat({"router/router", absl::StrCat("--model=", options.model),
-                                              "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--mode=", options.mode),
-                                              absl::StrCat("--warm-up=", !alone ? "true" : "false")},
-                                             Concat(TlsFlags(options), options.flags)),
-                                      options.router_flags));
+  const auto place = cluster->PlaceOf("router");
+  if (!place.ok()) return place.status();
+  auto router = Process::Start(
+      Concat(Concat({"router/router", absl::StrCat("--model=", options.model), absl::StrCat("--listen=", place->host, ":0"),
+                     absl::StrCat("--http=", place->host, ":0"), absl::StrCat("--mode=", options.mode),
+                     absl::StrCat("--warm-up=", !alone ? "true" : "false")},
+                    Concat(TlsFlags(options), options.flags)),
+             options.router_flags),
+      place->netns);
   if (!router.ok()) return router.status();
   cluster->router_ = *std::move(router);
   auto ready = cluster->router_->WaitEvent("ready", kStartTimeout);
@@ -123,12 +127,16 @@ absl::Status Cluster::Restart(WorkerProcess& worker) {
 
 absl::Status Cluster::StartProcess(WorkerProcess* worker) {
   const std::string program = absl::StrCat(worker->role, "_worker");
+  const auto place = PlaceOf(worker->name);
+  if (!place.ok()) return place.status();
   auto process = Process::Start(
       Concat(Concat({absl::StrCat(program, "/", program, options_.worker_suffix), absl::StrCat("--model=", options_.model),
                      absl::StrCat("--router=", router_address_), absl::StrCat("--name=", worker->name), "--threads=1",
-                     "--listen=127.0.0.1:0", "--http=127.0.0.1:0", absl::StrCat("--cluster-key-file=", dir_, "/key")},
+                     absl::StrCat("--listen=", place->host, ":0"), absl::StrCat("--http=", place->host, ":0"),
+                     absl::StrCat("--cluster-key-file=", dir_, "/key")},
                     Concat(TlsFlags(options_), options_.flags)),
-             worker->flags));
+             worker->flags),
+      place->netns);
   if (!process.ok()) return process.status();
   worker->process = *std::move(process);
   auto ready = worker->process->WaitEvent("ready", kStartTimeout);

@@ -17,6 +17,12 @@
 
 namespace baton::e2e {
 
+// Where a process runs: its network namespace (-1: the test's) and the address that it listens at.
+struct Place {
+  int netns = -1;
+  std::string host = "127.0.0.1";
+};
+
 struct ClusterOptions {
   std::string model;
   int prefill = 1;
@@ -28,6 +34,7 @@ struct ClusterOptions {
   std::string mode = "disaggregated";  // most tests are about the hand-over
   std::string worker_suffix = {};  // of the workers' programs: "_nccl_loopback"
   std::string tls_dir = {};  // not empty: mutual TLS everywhere, with certificates from there; the test is the admin
+  std::function<absl::StatusOr<Place>(const std::string& name)> place = {};  // by worker's name, or "router"
 };
 
 // A channel to a server of role `peer`, showing the certificate of `own` from `tls_dir` (none when empty); plain text
@@ -98,6 +105,9 @@ class Cluster {
  private:
   Cluster() = default;
   absl::Status StartProcess(WorkerProcess* worker);
+  absl::StatusOr<Place> PlaceOf(const std::string& name) const {
+    return options_.place ? options_.place(name) : Place();
+  }
   ClusterOptions options_;
   int next_worker_ = 0;
   std::string dir_;

@@ -1,6 +1,7 @@
 #include "tests/e2e/process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -14,7 +15,7 @@
 
 namespace baton::e2e {
 
-absl::StatusOr<std::unique_ptr<Process>> Process::Start(std::vector<std::string> argv) {
+absl::StatusOr<std::unique_ptr<Process>> Process::Start(std::vector<std::string> argv, int netns) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
     return absl::InternalError(absl::StrCat("pipe2: ", strerror(errno)));
@@ -28,6 +29,10 @@ absl::StatusOr<std::unique_ptr<Process>> Process::Start(std::vector<std::string>
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(out[1], 1);
     dup2(err[1], 2);
+    if (netns >= 0 && setns(netns, CLONE_NEWNET) != 0) {
+      dprintf(2, "setns: %s\n", strerror(errno));
+      _exit(127);
+    }
     execv(args[0], args.data());
     dprintf(2, "cannot run %s: %s\n", args[0], strerror(errno));
     _exit(127);

@@ -20,8 +20,9 @@ namespace baton::e2e {
 // Thread-safe. Destruction kills the process if it still runs, and collects it.
 class Process {
  public:
-  // argv[0] is a path. The child gets SIGKILL when the test dies.
-  static absl::StatusOr<std::unique_ptr<Process>> Start(std::vector<std::string> argv);
+  // argv[0] is a path. The child gets SIGKILL when the test dies. It runs in the network namespace of that descriptor; -1:
+  // in the caller's.
+  static absl::StatusOr<std::unique_ptr<Process>> Start(std::vector<std::string> argv, int netns = -1);
   ~Process();
 
   pid_t pid() const { return pid_; }
