@@ -194,6 +194,7 @@ void UcxClientImpl::OnStop() {
 }
 
 void UcxClientImpl::OnRecycle(const absl::Status& why) {
+  Count(&UcxClientCounters::restarts);
   std::vector<ConnId> open;
   for (const auto& [id, conn] : conns_) {
     if (!conn->closing) open.push_back(id);

@@ -27,9 +27,8 @@ namespace {
 // How long StopLoop waits for connections to close before it destroys the worker under them.
 constexpr absl::Duration kStopTimeout = absl::Seconds(5);
 
-// A connection that UCX has not closed by then never will be. Closing takes milliseconds, of a peer that is alive; a peer
-// that is frozen was waited for long before.
-constexpr absl::Duration kCloseTimeout = absl::Seconds(3);
+// What UCX has not ended by then it never will (Recycle): it takes milliseconds with a peer that is alive.
+constexpr absl::Duration kGiveUpAfter = absl::Seconds(3);
 
 // Rounds without progress after which UCX copies nothing more for a closed connection. Not one: a transport's queue is
 // looked at only some rounds after something was put there.
@@ -200,7 +199,10 @@ void UcxLoop::ThreadMain() {
   while (status.ok()) {
     // A block that has arrived is looked at before the next one is copied: its bytes are still in the cache.
     bool idle = false;
-    for (int i = 0; i < 64 && !idle && (i == 0 || deferred_.empty()); ++i) idle = ucp_worker_progress(worker_) == 0;
+    for (int i = 0; i < 64 && !idle && (i == 0 || deferred_.empty()); ++i) {
+      idle = ucp_worker_progress(worker_) == 0;
+      if (!idle) stalled_since_ = absl::InfiniteFuture();
+    }
     idle_rounds = idle && !closed_.empty() ? idle_rounds + 1 : 0;
     if (idle_rounds >= kQuietRounds) {
       for (Task& closed : closed_) Defer(std::move(closed));
@@ -234,8 +236,9 @@ void UcxLoop::ThreadMain() {
 
 absl::Time UcxLoop::GiveUpAt() const {
   absl::Time at = absl::InfiniteFuture();
-  for (const CloseOp* op : closes_) at = std::min(at, op->begun + kCloseTimeout);
-  return orphans_ > 0 ? std::min(at, orphaned_at_ + kCloseTimeout) : at;
+  for (const CloseOp* op : closes_) at = std::min(at, op->begun + kGiveUpAfter);
+  if (orphans_ > 0) at = std::min(at, orphaned_at_ + kGiveUpAfter);
+  return std::min(at, stalled_since_ + kGiveUpAfter);
 }
 
 void UcxLoop::NoteOrphans(ucp_ep_h closed) {
@@ -249,12 +252,13 @@ void UcxLoop::NoteOrphans(ucp_ep_h closed) {
 }
 
 bool UcxLoop::Recycle() {
-  const absl::Status why = absl::UnavailableError("UCX could not end the connection of a dead peer and was started anew");
+  const absl::Status why = absl::UnavailableError("a peer died and left UCX's shared memory stuck; UCX was started anew");
   fprintf(stderr, "ucx warning: %s\n", std::string(why.message()).c_str());
   for (;;) {
     OnRecycle(why);
     Destroy();
     OnRecycled();
+    stalled_since_ = absl::InfiniteFuture();
     const absl::Status status = Init();
     if (status.ok()) return true;
     fprintf(stderr, "ucx error: not started anew, trying again: %s\n", std::string(status.message()).c_str());
@@ -292,7 +296,11 @@ void UcxLoop::Poll() {
 }
 
 void UcxLoop::Wait(absl::Time until) {
-  if (ucp_worker_arm(worker_) != UCS_OK) return;  // there is more to progress
+  if (ucp_worker_arm(worker_) != UCS_OK) {  // there is more to progress
+    stalled_since_ = std::min(stalled_since_, absl::Now());
+    return;
+  }
+  stalled_since_ = absl::InfiniteFuture();
   const absl::Duration left = until - absl::Now();
   if (left <= absl::ZeroDuration()) return;
   const int timeout_ms =

@@ -93,12 +93,14 @@ class UcxLoop {
 
   void ThreadMain();
   absl::Status Init();
-  // Destroys the worker and makes a new one; false when told to stop meanwhile. Nothing less ends what UCX 1.13.1 does when
-  // the peer of a shared-memory connection dies with its queue full: uct_mm_ep_flush says NO_RESOURCE even if it is told to
-  // cancel, so that either the connection is never reported closed or sends outlive it, tried over and over, and the worker
-  // never sleeps again.
+  // Destroys the worker and makes a new one; false when told to stop meanwhile. Nothing less helps when a process dies that
+  // UCX 1.13.1 shared memory with:
+  // - A sender that dies between taking a place in our queue and filling it: what comes after it is never read, from anybody.
+  // - A receiver that dies with its queue full: uct_mm_ep_flush says NO_RESOURCE even if it is told to cancel, so that the
+  //   connection is never reported closed, or sends outlive it.
+  // In both cases the worker says that there is something to do whenever the loop would sleep, and does nothing.
   bool Recycle();
-  // When such a connection is given up; the infinite future if there is none.
+  // When the worker is given up as stuck like that; the infinite future if it is not.
   absl::Time GiveUpAt() const;
   void NoteOrphans(ucp_ep_h closed);
   void RunTasks();
@@ -130,6 +132,7 @@ class UcxLoop {
   std::set<CloseOp*> closes_;
   int orphans_ = 0;  // of sends_: their connection is closed
   absl::Time orphaned_at_;
+  absl::Time stalled_since_ = absl::InfiniteFuture();  // there is something to do and yet no progress
   // Tasks of closed connections. UCX 1.13.1 reports one closed while copies by CMA that it had begun are still queued: then
   // `closed` would give their memory back, and to destroy the worker would end the process by an assertion. Rounds
   // without progress say that none is left.

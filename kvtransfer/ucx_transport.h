@@ -47,7 +47,7 @@ struct UcxServerCounters {
   uint64_t refused = 0;    // authentic tickets that the exporter refused
   uint64_t completed = 0;
   uint64_t cut = 0;        // connections closed because a stopped transfer did not become quiet
-  uint64_t restarts = 0;   // of UCX, which could not end the connection of a dead peer; every other one began again
+  uint64_t restarts = 0;   // of UCX, stuck after a peer's death; every other connection began again
 };
 
 class UcxServer : public TransportServer {
@@ -64,6 +64,7 @@ struct UcxClientCounters {
   uint64_t connects = 0;         // attempts
   uint64_t connections_lost = 0;
   uint64_t ignored_messages = 0; // malformed, late or for nobody
+  uint64_t restarts = 0;         // of UCX, stuck after a peer's death; every other connection began again
   uint64_t quarantines = 0;
   uint64_t quarantines_open = 0;
 };

@@ -20,7 +20,7 @@ namespace baton::kvtransfer::testing {
 
 class PeerProcess {
  public:
-  PeerProcess(const std::string& name, const std::string& key, int num_blocks) {
+  PeerProcess(const std::string& name, const std::string& key, int num_blocks, const char* small = nullptr) {
     int to[2];
     int from[2];
     if (pipe(to) != 0 || pipe(from) != 0) abort();
@@ -31,7 +31,7 @@ class PeerProcess {
       dup2(to[0], 0);
       dup2(from[1], 1);
       for (int fd = 3; fd < 256; ++fd) close(fd);
-      execl(path, path, name.c_str(), key.c_str(), blocks.c_str(), nullptr);
+      execl(path, path, name.c_str(), key.c_str(), blocks.c_str(), small, nullptr);
       _exit(127);
     }
     close(to[0]);

@@ -21,6 +21,10 @@ namespace baton::kvtransfer::testing {
 inline kernels::KvLayout SmolLayout() {
   return {.dtype = kernels::DType::kF16, .block_size = 16, .num_layers = 30, .num_kv_heads = 3, .head_dim = 64};
 }
+// 4,096 bytes a block.
+inline kernels::KvLayout SmallLayout() {
+  return {.dtype = kernels::DType::kF16, .block_size = 16, .num_layers = 2, .num_kv_heads = 1, .head_dim = 32};
+}
 // 1,024 bytes a block.
 inline kernels::KvLayout TinyLayout() {
   return {.dtype = kernels::DType::kF16, .block_size = 16, .num_layers = 2, .num_kv_heads = 1, .head_dim = 8};

@@ -1,7 +1,7 @@
 // A prefill worker's hand-over side alone: a pool, an exporter and a UCX server, driven by lines on stdin. Each command is
 // answered by one line on stdout.
 //
-//   ucx_peer NAME KEY NUM_BLOCKS
+//   ucx_peer NAME KEY NUM_BLOCKS [small]     small: blocks of 4 KiB, which travel through the receiver's queue
 //   export REQUEST EPOCH BLOCKS SEED LEASE_MS   -> hex of the serialized ticket, or "error ..."
 //   corrupt BLOCK       flips a byte of that block of the latest export when it is sent, after its checksum was made
 //   kill_at BLOCK       SIGKILL to itself before that block of the next transfer is sent (stop_at: SIGSTOP)
@@ -29,13 +29,14 @@ std::atomic<int> signal_number{0};
 std::atomic<int> corrupt_at{-1};
 
 int Main(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc != 4 && argc != 5) return 2;
+  const kernels::KvLayout layout = argc == 5 ? SmallLayout() : SmolLayout();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  auto pool = MakePool(SmolLayout(), std::stoi(argv[3]));
+  auto pool = MakePool(layout, std::stoi(argv[3]));
   Exporter exporter({.worker_name = argv[1],
                      .incarnation = RandomIncarnation(),
                      .key = *ClusterKey::FromBytes(argv[2]),
-                     .layout = SmolLayout(),
+                     .layout = layout,
                      .fingerprint = Fingerprint(),
                      .reap_interval = absl::Milliseconds(20)});
   UcxOptions options;
@@ -98,7 +99,7 @@ int Main(int argc, char** argv) {
       in >> hex;
       v1::Ticket ticket;
       if (client == nullptr) {
-        client = *UcxClient::Start({.key = *ClusterKey::FromBytes(argv[2]), .layout = SmolLayout(), .fingerprint = Fingerprint()});
+        client = *UcxClient::Start({.key = *ClusterKey::FromBytes(argv[2]), .layout = layout, .fingerprint = Fingerprint()});
       }
       std::optional<kvcache::BlockLease> lease;
       if (ticket.ParseFromString(absl::HexStringToBytes(hex))) lease = pool->AllocateLease(ticket.blocks_size());
