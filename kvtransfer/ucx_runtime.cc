@@ -30,6 +30,10 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(5);
 // What UCX has not ended by then it never will (Recycle): it takes milliseconds with a peer that is alive.
 constexpr absl::Duration kGiveUpAfter = absl::Seconds(3);
 
+// In that time: a worker that has not slept made more rounds of progress, when it had work. One that is stuck makes a few all
+// the same, when peers connect by TCP.
+constexpr int kStuckRounds = 300;
+
 // Rounds without progress after which UCX copies nothing more for a closed connection. Not one: a transport's queue is
 // looked at only some rounds after something was put there.
 constexpr int kQuietRounds = 256;
@@ -201,7 +205,7 @@ void UcxLoop::ThreadMain() {
     bool idle = false;
     for (int i = 0; i < 64 && !idle && (i == 0 || deferred_.empty()); ++i) {
       idle = ucp_worker_progress(worker_) == 0;
-      if (!idle) stalled_since_ = absl::InfiniteFuture();
+      progress_rounds_ += !idle;
     }
     idle_rounds = idle && !closed_.empty() ? idle_rounds + 1 : 0;
     if (idle_rounds >= kQuietRounds) {
@@ -226,7 +230,7 @@ void UcxLoop::ThreadMain() {
     if (now >= stop_by) break;
     if (stopping) next = std::min(next, now + absl::Milliseconds(5));
     if (!stopping) next = std::min(next, GiveUpAt());
-    if (!stopping && now >= GiveUpAt() && !Recycle()) break;
+    if (!stopping && now >= GiveUpAt() && IsStuck(now) && !Recycle()) break;
     if (deferred_.empty() && closed_.empty() && Busy()) Poll();
     if (deferred_.empty() && closed_.empty()) Wait(next);
   }
@@ -238,7 +242,14 @@ absl::Time UcxLoop::GiveUpAt() const {
   absl::Time at = absl::InfiniteFuture();
   for (const CloseOp* op : closes_) at = std::min(at, op->begun + kGiveUpAfter);
   if (orphans_ > 0) at = std::min(at, orphaned_at_ + kGiveUpAfter);
-  return std::min(at, stalled_since_ + kGiveUpAfter);
+  return std::min(at, sleepless_since_ + kGiveUpAfter);
+}
+
+bool UcxLoop::IsStuck(absl::Time now) {
+  if (now < sleepless_since_ + kGiveUpAfter) return true;  // for another reason
+  if (sleepless_rounds_ >= kStuckRounds && progress_rounds_ < kStuckRounds) return true;
+  sleepless_since_ = absl::InfiniteFuture();  // it has had much to do; look again
+  return false;
 }
 
 void UcxLoop::NoteOrphans(ucp_ep_h closed) {
@@ -258,7 +269,7 @@ bool UcxLoop::Recycle() {
     OnRecycle(why);
     Destroy();
     OnRecycled();
-    stalled_since_ = absl::InfiniteFuture();
+    sleepless_since_ = absl::InfiniteFuture();
     const absl::Status status = Init();
     if (status.ok()) return true;
     fprintf(stderr, "ucx error: not started anew, trying again: %s\n", std::string(status.message()).c_str());
@@ -297,10 +308,14 @@ void UcxLoop::Poll() {
 
 void UcxLoop::Wait(absl::Time until) {
   if (ucp_worker_arm(worker_) != UCS_OK) {  // there is more to progress
-    stalled_since_ = std::min(stalled_since_, absl::Now());
+    if (sleepless_since_ == absl::InfiniteFuture()) {
+      sleepless_since_ = absl::Now();
+      sleepless_rounds_ = progress_rounds_ = 0;
+    }
+    ++sleepless_rounds_;
     return;
   }
-  stalled_since_ = absl::InfiniteFuture();
+  sleepless_since_ = absl::InfiniteFuture();
   const absl::Duration left = until - absl::Now();
   if (left <= absl::ZeroDuration()) return;
   const int timeout_ms =

@@ -100,8 +100,9 @@ class UcxLoop {
   //   connection is never reported closed, or sends outlive it.
   // In both cases the worker says that there is something to do whenever the loop would sleep, and does nothing.
   bool Recycle();
-  // When the worker is given up as stuck like that; the infinite future if it is not.
+  // When the worker is given up if it IsStuck like that; the infinite future if it seems well.
   absl::Time GiveUpAt() const;
+  bool IsStuck(absl::Time now);
   void NoteOrphans(ucp_ep_h closed);
   void RunTasks();
   void Poll();
@@ -132,7 +133,10 @@ class UcxLoop {
   std::set<CloseOp*> closes_;
   int orphans_ = 0;  // of sends_: their connection is closed
   absl::Time orphaned_at_;
-  absl::Time stalled_since_ = absl::InfiniteFuture();  // there is something to do and yet no progress
+  // Since when there has been something to do whenever the loop would have slept, and the rounds in that time.
+  absl::Time sleepless_since_ = absl::InfiniteFuture();
+  int sleepless_rounds_ = 0;
+  int progress_rounds_ = 0;
   // Tasks of closed connections. UCX 1.13.1 reports one closed while copies by CMA that it had begun are still queued: then
   // `closed` would give their memory back, and to destroy the worker would end the process by an assertion. Rounds
   // without progress say that none is left.
