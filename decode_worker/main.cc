@@ -1,6 +1,7 @@
 // The decode worker's process. See README.md for its life.
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,7 +10,9 @@
 #include "common/config.h"
 #include "common/logging.h"
 #include "common/rpc/worker_host.h"
+#include "common/vllm/engine_service.h"
 #include "decode_worker/service.h"
+#include "decode_worker/vllm_leg.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/kv_transports.h"
@@ -112,6 +115,26 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                         .exporter = config.kv_history() ? &exporter : nullptr,
                                         .tracer = tracer->get()});
 
+  vllm::EngineService vllm_engine(
+      {.engine_id = absl::StrCat(host.name(), "-", host.incarnation()),
+       .kv_role = "kv_consumer",
+       .limits = (*model)->limits(),
+       .architecture = (*model)->architecture(),
+       .eos_token_ids = (*model)->eos_token_ids(),
+       .block_size = static_cast<uint32_t>((*model)->kv_layout().block_size),
+       .max_sequences = config.max_sequences(),
+       .default_deadline = absl::Milliseconds(config.default_deadline_ms()),
+       .generate =
+           [&](vllm::EngineRequest request, absl::Time deadline, const std::optional<tracing::SpanContext>& trace,
+               std::shared_ptr<vllm::GenerateCall> call) {
+             decode_worker::RunVllmLeg(&service, (*model)->limits(), &metrics, std::move(request), deadline, trace,
+                                      std::move(call));
+           },
+       .load = [&service] { return service.load(); },
+       .serving = [signals] { return !signals->draining(); }});
+  std::vector<rpc::NamedService> services = {{"baton.v1.DecodeWorker", &service}};
+  if (config.vllm_engine()) services.push_back({"vllm.grpc.engine.VllmEngine", &vllm_engine});
+
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());
   // No address: this side only connects. The router learns which transports it can use.
@@ -122,7 +145,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
     endpoint->set_incarnation(host.incarnation());
     endpoint->set_transport(name);
   }
-  const absl::Status served = host.Serve(std::move(info), {{"baton.v1.DecodeWorker", &service}},
+  const absl::Status served = host.Serve(std::move(info), std::move(services),
                     {.load =
                          [&] {
                            v1::WorkerLoad load = service.load();

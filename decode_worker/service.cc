@@ -87,6 +87,7 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
     Handle(CallEvent::kGo);
   }
 
+  const CallKey& key() const { return key_; }
   size_t prompt_tokens() const { return prompt_tokens_; }
 
   void OnToken(const engine::SampledToken& token) override {
@@ -416,18 +417,17 @@ kvtransfer::TransportClient* DecodeService::TransportFor(const v1::Ticket& ticke
   return nullptr;
 }
 
-absl::Status DecodeService::CheckTicket(const v1::UpdateDecodeRequest& request, const Call& call) const {
-  const v1::Ticket& ticket = request.ticket();
+absl::Status DecodeService::CheckTicket(const v1::Ticket& ticket, const Call& call) const {
   if (absl::Status s = kvtransfer::CheckTicketForFetch(options_.key, ticket, options_.model->kv_layout(),
                                                        options_.model->fingerprint());
       !s.ok()) {
     return s;
   }
   // Authentic, but is it this request's? Decoding on another prompt's KV would give wrong tokens with an OK.
-  if (ticket.request_id() != request.request_id() || ticket.epoch() != request.epoch()) {
+  const auto& [request_id, epoch] = call.key();
+  if (ticket.request_id() != request_id || ticket.epoch() != epoch) {
     return absl::PermissionDeniedError(absl::StrCat("the ticket is for request \"", ticket.request_id(), "\" epoch ",
-                                                    ticket.epoch(), ", not for \"", request.request_id(), "\" epoch ",
-                                                    request.epoch()));
+                                                    ticket.epoch(), ", not for \"", request_id, "\" epoch ", epoch));
   }
   if (ticket.num_tokens() != call.prompt_tokens()) {
     return InvalidField("ticket.num_tokens", absl::StrCat(ticket.num_tokens(), ", but the prompt has ",
@@ -546,11 +546,21 @@ grpc::ServerWriteReactor<v1::DecodeEvent>* DecodeService::Decode(grpc::CallbackS
 }
 
 void DecodeService::Serve(const v1::DecodeRequest& request, absl::Time deadline, const MakeStream& make_stream,
-                          const std::optional<tracing::SpanContext>& trace) {
+                          const std::optional<tracing::SpanContext>& trace, const v1::Ticket* ticket) {
   options_.engine_metrics->OnRequest();
   auto call = std::make_shared<Call>(this, request, trace);
   call->OpenStream(make_stream);
-  if (absl::Status s = Begin(request, deadline, call); !s.ok()) call->Handle(CallEvent::kNoRoom, s);
+  if (absl::Status s = Begin(request, deadline, call); !s.ok()) return call->Handle(CallEvent::kNoRoom, s);
+  if (ticket != nullptr) TakeTicket(*ticket, call).IgnoreError();  // the call ends with it
+}
+
+absl::Status DecodeService::TakeTicket(const v1::Ticket& ticket, const std::shared_ptr<Call>& call) const {
+  if (absl::Status s = CheckTicket(ticket, *call); !s.ok()) {
+    call->BadTicket(s);
+    return s;
+  }
+  call->Ticket(ticket);
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* DecodeService::UpdateDecode(grpc::CallbackServerContext* context,
@@ -568,11 +578,7 @@ absl::Status DecodeService::Update(const v1::UpdateDecodeRequest& request) {
                                             request.epoch(), " runs here"));
   }
   if (request.has_ticket()) {
-    if (absl::Status s = CheckTicket(request, *call); !s.ok()) {
-      call->BadTicket(s);
-      return s;
-    }
-    call->Ticket(request.ticket());
+    if (absl::Status s = TakeTicket(request.ticket(), call); !s.ok()) return s;
   }
   if (request.go()) call->Go(request.ended_choices());
   return absl::OkStatus();

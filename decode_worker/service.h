@@ -57,10 +57,10 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
                                          v1::UpdateDecodeResponse* response) override;
 
   // The same whatever carries the calls: gRPC above, virtual messages in tests/sim. `make_stream` is called at once.
-  // `trace`: the caller's.
+  // `trace`: the caller's; `ticket`: as if an update brought it at once (not with local_prefill).
   void Serve(const v1::DecodeRequest& request, absl::Time deadline,
              const rpc::MakeEventStream<v1::DecodeEvent>& make_stream,
-             const std::optional<tracing::SpanContext>& trace = std::nullopt);
+             const std::optional<tracing::SpanContext>& trace = std::nullopt, const v1::Ticket* ticket = nullptr);
   absl::Status Update(const v1::UpdateDecodeRequest& request);
 
   // For WorkerHost's hooks.
@@ -74,7 +74,8 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
   using CallKey = std::pair<std::string, uint32_t>;  // request id, epoch
 
   // INVALID_ARGUMENT, PERMISSION_DENIED or FAILED_PRECONDITION with what is wrong.
-  absl::Status CheckTicket(const v1::UpdateDecodeRequest& request, const Call& call) const;
+  absl::Status CheckTicket(const v1::Ticket& ticket, const Call& call) const;
+  absl::Status TakeTicket(const v1::Ticket& ticket, const std::shared_ptr<Call>& call) const;
   // The first of the ticket's transports that this worker has; null: none.
   kvtransfer::TransportClient* TransportFor(const v1::Ticket& ticket) const;
   absl::Status Begin(const v1::DecodeRequest& request, absl::Time deadline, const std::shared_ptr<Call>& call);

@@ -2,7 +2,9 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,12 +12,14 @@
 #include "common/logging.h"
 #include "common/process_events.h"
 #include "common/rpc/worker_host.h"
+#include "common/vllm/engine_service.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/kv_transports.h"
 #include "kvtransfer/link_service.h"
 #include "kvtransfer/ticket.h"
 #include "prefill_worker/service.h"
+#include "prefill_worker/vllm_leg.h"
 
 namespace baton {
 namespace {
@@ -83,10 +87,29 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                           .key = *key,
                                           .tracer = tracer->get()});
 
+  vllm::EngineService vllm_engine(
+      {.engine_id = absl::StrCat(host.name(), "-", host.incarnation()),
+       .kv_role = "kv_producer",
+       .limits = (*model)->limits(),
+       .architecture = (*model)->architecture(),
+       .eos_token_ids = (*model)->eos_token_ids(),
+       .block_size = static_cast<uint32_t>((*model)->kv_layout().block_size),
+       .max_sequences = config.max_sequences(),
+       .default_deadline = absl::Milliseconds(config.default_deadline_ms()),
+       .generate =
+           [&](vllm::EngineRequest request, absl::Time deadline, const std::optional<tracing::SpanContext>& trace,
+               std::shared_ptr<vllm::GenerateCall> call) {
+             prefill_worker::RunVllmLeg(&service, (*model)->limits(), std::move(request), deadline, trace, std::move(call));
+           },
+       .load = [&service] { return service.load(); },
+       .serving = [signals] { return !signals->draining(); }});
+  std::vector<rpc::NamedService> services = {{"baton.v1.PrefillWorker", &service}};
+  if (config.vllm_engine()) services.push_back({"vllm.grpc.engine.VllmEngine", &vllm_engine});
+
   v1::WorkerInfo info = (*model)->Describe();
   *info.mutable_layout() = kvtransfer::LayoutToProto((*model)->kv_layout());
   for (const auto& transport : *transports) *info.add_endpoints() = transport->endpoint();
-  const absl::Status served = host.Serve(std::move(info), {{"baton.v1.PrefillWorker", &service}},
+  const absl::Status served = host.Serve(std::move(info), std::move(services),
                                          {.load = [&service] { return service.load(); },
                                           .prefixes = [&service](uint64_t v) { return service.prefixes(v); },
                                           .drain = [&service] { service.Drain(); },
