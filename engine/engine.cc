@@ -124,6 +124,7 @@ class EngineThread : public Engine {
   }
 
   kernels::KvLayout kv_layout() const override { return core_->pool()->layout(); }
+  std::shared_ptr<kvcache::BlockPool> pool() const override { return core_->pool()->shared_from_this(); }
 
  private:
   using Command = std::function<void()>;

@@ -94,6 +94,8 @@ class Engine {
   // Names of the prefixes in the cache (none without prefix_cache).
   virtual kvcache::PrefixJournal::Report prefixes_since(uint64_t version) const = 0;
   virtual kernels::KvLayout kv_layout() const = 0;
+  // Whose blocks are the engine's alone; for what concerns its memory as a whole.
+  virtual std::shared_ptr<kvcache::BlockPool> pool() const = 0;
 };
 
 }  // namespace baton::engine

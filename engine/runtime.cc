@@ -51,15 +51,22 @@ absl::StatusOr<kernels::WeightLayout> LayoutByName(absl::string_view name) {
       absl::StrCat("weight_layout is \"", name, "\"; expected auto, decode, prefill or both"));
 }
 
+bool OnGpu(const v1::Config& config) { return config.isa() == "cuda"; }
+
 absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config) {
   kernels::Backend::Options options;
-  const std::optional<kernels::Isa> isa = kernels::IsaFromName(config.has_isa() ? config.isa() : "auto");
+  options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
+  if (OnGpu(config) && options.numerics != kernels::NumericsClass::kF32) {
+    return absl::InvalidArgumentError(absl::StrCat("isa is cuda, whose kernels compute in f32, and numerics is ",
+                                                   kernels::Name(options.numerics), "; set numerics to f32"));
+  }
+  const std::optional<kernels::Isa> isa =
+      kernels::IsaFromName(config.has_isa() && !OnGpu(config) ? config.isa() : "auto");
   if (!isa.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("isa is \"", config.isa(), "\"; expected auto, scalar, avx2, avx512, avx512_bf16 or amx"));
+        absl::StrCat("isa is \"", config.isa(), "\"; expected auto, scalar, avx2, avx512, avx512_bf16, amx or cuda"));
   }
   options.isa = *isa;
-  options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
   options.num_threads = static_cast<int>(config.threads());
   const absl::StatusOr<kernels::WeightLayout> layout = LayoutByName(config.weight_layout());
   if (!layout.ok()) return layout.status();
@@ -146,7 +153,21 @@ class LoadedModel::TimedRunner : public model::ModelRunner {
 };
 
 LoadedModel::LoadedModel() = default;
-LoadedModel::~LoadedModel() = default;
+
+LoadedModel::~LoadedModel() {
+  engine_.reset();  // nothing computes any more
+  if (shared_pool_ != nullptr) device_->Unshare(shared_pool_->view().base);
+}
+
+// The KV blocks stay host memory, where transports read and write them; the device's kernels use them there.
+absl::Status LoadedModel::SharePool() {
+  if (device_ == nullptr) return absl::OkStatus();
+  const std::shared_ptr<kvcache::BlockPool> pool = engine_->pool();
+  const absl::Status shared =
+      device_->ShareHost(pool->view().base, static_cast<size_t>(pool->num_blocks()) * pool->layout().block_bytes());
+  if (shared.ok()) shared_pool_ = pool;
+  return shared;
+}
 
 void LoadedModel::LogMemory() const {
   const auto mib = [](uint64_t bytes) { return absl::StrCat((bytes + (1 << 19)) >> 20); };
@@ -266,18 +287,30 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   if (absl::Status s = CheckMemory(before, ReadAvailableMemory()); !s.ok()) return s;
 
   std::unique_ptr<LoadedModel> loaded(new LoadedModel());
-  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::Backend::CreateCpu(plan->backend);
-  if (!backend.ok()) return backend.status();
-  loaded->backend_ = *std::move(backend);
+  if (OnGpu(config)) {
+    absl::StatusOr<kernels::DeviceBackend> device = kernels::CreateDeviceBackend(config.isa());
+    if (!device.ok()) return device.status();
+    loaded->backend_ = std::move(device->backend);
+    loaded->device_ = device->space;
+    const kernels::KvLayout layout = LayoutOf(plan->model_config, plan->engine.kv_dtype, plan->engine.block_size);
+    if (absl::Status s = loaded->device_->CheckLayout(layout); !s.ok()) return s;
+  } else {
+    absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::Backend::CreateCpu(plan->backend);
+    if (!backend.ok()) return backend.status();
+    loaded->backend_ = *std::move(backend);
+  }
   // The fingerprint reads the file once; the weights read it a second time and pack it.
   report("fingerprint", 0);
   absl::StatusOr<model::Fingerprint> fingerprint =
       model::ComputeFingerprint(*file, plan->model_config, plan->backend.numerics);
   if (!fingerprint.ok()) return fingerprint.status();
   loaded->fingerprint_ = ToProto(*fingerprint);
+  // Long products add up in another order there (docs/GPU.md): such a worker pairs with its like only.
+  if (OnGpu(config)) loaded->fingerprint_.set_numerics_class(absl::StrCat("cuda-", fingerprint->numerics_class));
   model::Transformer::Options transformer_options;
   transformer_options.max_batch_rows = plan->engine.max_batch_tokens;
   transformer_options.max_context = plan->max_context;
+  transformer_options.device = loaded->device_;
   transformer_options.progress = [&report](uint64_t done, uint64_t total) {
     report("weights", 0.3 + 0.7 * (total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total)));
   };
@@ -294,6 +327,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
       Engine::Create(plan->engine, loaded->runner_.get(), options.clock != nullptr ? options.clock : Clock::Real());
   if (!engine.ok()) return engine.status();
   loaded->engine_ = *std::move(engine);
+  if (absl::Status s = loaded->SharePool(); !s.ok()) return s;
   loaded->limits_ = {loaded->transformer_->vocab_size(), plan->max_context, {ServedModelName(config)}};
   loaded->architecture_ = plan->model_config.architecture;
   loaded->num_blocks_ = plan->engine.num_blocks;

@@ -17,6 +17,7 @@
 #include "constraint/compile.h"
 #include "engine/engine.h"
 #include "kernels/backend.h"
+#include "kernels/device_space.h"
 #include "model/transformer.h"
 #include "proto/cluster.pb.h"
 #include "proto/config.pb.h"
@@ -76,8 +77,11 @@ class LoadedModel {
  private:
   class TimedRunner;
   LoadedModel();
+  absl::Status SharePool();
 
   std::unique_ptr<kernels::Backend> backend_;
+  kernels::DeviceSpace* device_ = nullptr;  // the backend's, if it has one
+  std::shared_ptr<kvcache::BlockPool> shared_pool_;  // with it
   std::unique_ptr<model::Transformer> transformer_;
   std::unique_ptr<TimedRunner> runner_;
   std::unique_ptr<Engine> engine_;

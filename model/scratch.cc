@@ -39,14 +39,25 @@ size_t Scratch::Carve(const ModelConfig& config, int rows, std::byte* base) {
   return used;
 }
 
-bool Scratch::Reserve(const ModelConfig& config, int rows) {
+bool Scratch::Reserve(const ModelConfig& config, int rows, kernels::DeviceSpace* device) {
   if (rows <= capacity_) return true;
   const size_t bytes = BytesFor(config, rows);
   memory_.reset();  // before the new one: never both at once
+  device_memory_ = {};
   capacity_ = 0;
   memory_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment})));
   Carve(config, rows, memory_.get());
-  std::iota(row_idx, row_idx + rows, 0);
+  host = {x, rope_cos, rope_sin, local_rope_cos, local_rope_sin};
+  int32_t* const indices = row_idx;
+  std::iota(indices, indices + rows, 0);
+  if (device != nullptr) {
+    // The same places twice; of the host's only those that it writes are ever touched.
+    absl::StatusOr<kernels::DeviceArray> memory = kernels::DeviceArray::Allocate(device, bytes);
+    if (!memory.ok()) return false;
+    device_memory_ = *std::move(memory);
+    Carve(config, rows, static_cast<std::byte*>(device_memory_.data()));
+    row_idx = indices;
+  }
   capacity_ = rows;
   size_bytes_ = bytes;
   return true;

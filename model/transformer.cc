@@ -47,13 +47,12 @@ void RequireValid(const ForwardBatch& batch, const ModelConfig& config, int max_
           "the KV layout is another model's");
 }
 
-uint64_t Bytes(const std::vector<float>& v) { return v.size() * sizeof(float); }
-
 }  // namespace
 
-Transformer::Transformer(ModelConfig config, kernels::Backend* backend, int max_context)
+Transformer::Transformer(ModelConfig config, kernels::Backend* backend, kernels::DeviceSpace* device, int max_context)
     : config_(std::move(config)),
       backend_(backend),
+      device_(device),
       max_context_(max_context),
       rope_(config_.rope, config_.rope_dim),
       local_rope_(config_.local_rope, config_.rope_dim) {}
@@ -88,8 +87,8 @@ void Transformer::Forward(const ForwardBatch& batch, const kernels::KvView& kv, 
   RequireValid(batch, config_, max_context_, kv, logits.size());
   const int rows = static_cast<int>(batch.token_ids.size());
   if (rows == 0) return;
-  Require(scratch_.Reserve(config_, rows), "no memory for a batch larger than max_batch_rows");
-  Embed(batch.token_ids, scratch_.x);
+  Require(scratch_.Reserve(config_, rows, device_), "no memory for a batch larger than max_batch_rows");
+  Embed(batch.token_ids);
   FillRopeTables(batch.positions);
   for (int i = 0; i < config_.num_layers; ++i) {
     AttentionBlock(i, batch, kv);
@@ -98,12 +97,25 @@ void Transformer::Forward(const ForwardBatch& batch, const kernels::KvView& kv, 
   if (!batch.logit_rows.empty()) Head(batch, logits);
 }
 
-void Transformer::Embed(std::span<const int32_t> token_ids, float* x) const {
+void Transformer::ToDevice(float* to, const float* from, int rows, int width) const {
+  if (device_ == nullptr) return;
+  device_->Upload(to, from, static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float));
+}
+
+void Transformer::Embed(std::span<const int32_t> token_ids) {
   const size_t row_bytes = embedding_.size() / static_cast<size_t>(config_.vocab_size);
+  const int rows = static_cast<int>(token_ids.size());
+  // The head's rows come where the backend's memory is.
+  if (embedding_.empty()) {
+    for (int r = 0; r < rows; ++r) backend_->ReadRow(*head_, token_ids[r], scratch_.x + int64_t{r} * config_.dim);
+    if (config_.embedding_scale == 1) return;
+    if (device_ != nullptr) {
+      device_->Download(scratch_.host.x, scratch_.x, token_ids.size() * static_cast<size_t>(config_.dim) * sizeof(float));
+    }
+  }
+  float* x = scratch_.host.x;
   for (int32_t id : token_ids) {
-    if (embedding_.empty()) {
-      backend_->ReadRow(*head_, id, x);
-    } else {
+    if (!embedding_.empty()) {
       kernels::DequantizeRow(embedding_dtype_, embedding_.data() + static_cast<size_t>(id) * row_bytes, x, config_.dim);
     }
     if (config_.embedding_scale != 1) {
@@ -111,11 +123,19 @@ void Transformer::Embed(std::span<const int32_t> token_ids, float* x) const {
     }
     x += config_.dim;
   }
+  ToDevice(scratch_.x, scratch_.host.x, rows, config_.dim);
 }
 
 void Transformer::FillRopeTables(std::span<const int32_t> positions) {
-  rope_.Fill(positions, scratch_.rope_cos, scratch_.rope_sin);
-  if (config_.sliding_window > 0) local_rope_.Fill(positions, scratch_.local_rope_cos, scratch_.local_rope_sin);
+  const int rows = static_cast<int>(positions.size()), width = config_.rope_dim / 2;
+  const Scratch& s = scratch_;
+  rope_.Fill(positions, s.host.rope_cos, s.host.rope_sin);
+  ToDevice(s.rope_cos, s.host.rope_cos, rows, width);
+  ToDevice(s.rope_sin, s.host.rope_sin, rows, width);
+  if (config_.sliding_window <= 0) return;
+  local_rope_.Fill(positions, s.host.local_rope_cos, s.host.local_rope_sin);
+  ToDevice(s.local_rope_cos, s.host.local_rope_cos, rows, width);
+  ToDevice(s.local_rope_sin, s.host.local_rope_sin, rows, width);
 }
 
 void Transformer::AttentionBlock(int layer_idx, const ForwardBatch& batch, const kernels::KvView& kv) {
@@ -126,7 +146,7 @@ void Transformer::AttentionBlock(int layer_idx, const ForwardBatch& batch, const
   const int heads = config_.num_heads, kv_heads = config_.num_kv_heads, head_dim = config_.head_dim;
   const float epsilon = config_.norm_epsilon;
   Scratch& s = scratch_;
-  const auto bias = [](const std::vector<float>& b) { return b.empty() ? nullptr : b.data(); };
+  const auto bias = [](const Vector& b) { return b.empty() ? nullptr : b.data(); };
 
   backend_->RmsNorm(s.x, dim, rows, dim, layer.attn_norm.data(), epsilon, s.normed, dim);
   const kernels::MatMulOutput qkv[] = {{layer.q.get(), bias(layer.q_bias), s.q, q_dim},
@@ -181,12 +201,23 @@ void Transformer::Head(const ForwardBatch& batch, std::span<float> logits) {
   const int dim = config_.dim, vocab = config_.vocab_size;
   const int rows = static_cast<int>(batch.logit_rows.size());
   for (int i = 0; i < rows; ++i) {
-    std::memcpy(scratch_.normed + static_cast<size_t>(i) * dim,
-                scratch_.x + static_cast<size_t>(batch.logit_rows[i]) * dim, static_cast<size_t>(dim) * sizeof(float));
+    float* const to = scratch_.normed + static_cast<size_t>(i) * dim;
+    const float* const from = scratch_.x + static_cast<size_t>(batch.logit_rows[i]) * dim;
+    const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
+    device_ != nullptr ? device_->CopyWithin(to, from, bytes) : void(std::memcpy(to, from, bytes));
   }
   backend_->RmsNorm(scratch_.normed, dim, rows, dim, output_norm_.data(), config_.norm_epsilon, scratch_.normed, dim);
-  const kernels::MatMulOutput output[] = {{head_.get(), nullptr, logits.data(), vocab}};
+  if (device_ != nullptr && device_logits_floats_ < logits.size()) {
+    device_logits_ = {};
+    auto memory = kernels::DeviceArray::Allocate(device_, logits.size_bytes());
+    Require(memory.ok(), "no memory on the device for the logits of so many rows");
+    device_logits_ = *std::move(memory);
+    device_logits_floats_ = logits.size();
+  }
+  float* const computed = device_ != nullptr ? static_cast<float*>(device_logits_.data()) : logits.data();
+  const kernels::MatMulOutput output[] = {{head_.get(), nullptr, computed, vocab}};
   backend_->MatMul(scratch_.normed, dim, rows, output);
+  if (device_ != nullptr) device_->Download(logits.data(), computed, logits.size_bytes());
   if (config_.final_softcap > 0) {
     const double cap = config_.final_softcap;
     for (float& logit : logits) logit = static_cast<float>(cap * Tanh(logit / cap));

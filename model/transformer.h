@@ -13,10 +13,12 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/device_space.h"
 #include "model/config.h"
 #include "model/gguf.h"
 #include "model/model_runner.h"
@@ -39,6 +41,9 @@ class Transformer : public ModelRunner {
   struct Options {
     int max_batch_rows = 512;  // rows that scratch is allocated for at Load; a larger batch makes it grow
     int max_context = 0;       // positions of one sequence; 0: the model's. More than the model's is refused.
+    // Of a backend whose kernels cannot read the host's memory; null: they can. Activations, norms and biases lie there; the
+    // host sees embeddings and rotary tables going in and logits coming out.
+    kernels::DeviceSpace* device = nullptr;
     // Called during Load with bytes of tensors read so far and in all; may be empty.
     std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
   };
@@ -58,18 +63,36 @@ class Transformer : public ModelRunner {
   MemoryLedger memory() const;
 
  private:
+  // A norm or a bias, where the kernels read it.
+  class Vector {
+   public:
+    Vector() = default;
+    explicit Vector(std::vector<float> host) : host_(std::move(host)), size_(host_.size()) {}
+    Vector(kernels::DeviceArray device, size_t size) : device_(std::move(device)), size_(size) {}
+    const float* data() const { return host_.empty() ? static_cast<const float*>(device_.data()) : host_.data(); }
+    bool empty() const { return size_ == 0; }
+    size_t size() const { return size_; }
+
+   private:
+    std::vector<float> host_;
+    kernels::DeviceArray device_;
+    size_t size_ = 0;
+  };
   struct Layer {
-    std::vector<float> attn_norm, ffn_norm;
-    std::vector<float> q_norm, k_norm;                      // empty without QK norm
-    std::vector<float> post_attention_norm, post_ffw_norm;  // empty without post norms
-    std::vector<float> q_bias, k_bias, v_bias;              // empty without biases
+    Vector attn_norm, ffn_norm;
+    Vector q_norm, k_norm;                      // empty without QK norm
+    Vector post_attention_norm, post_ffw_norm;  // empty without post norms
+    Vector q_bias, k_bias, v_bias;              // empty without biases
     std::unique_ptr<kernels::WeightMatrix> q, k, v, attn_output, gate, up, down;
   };
   class Loader;
 
-  Transformer(ModelConfig config, kernels::Backend* backend, int max_context);
+  Transformer(ModelConfig config, kernels::Backend* backend, kernels::DeviceSpace* device, int max_context);
 
-  void Embed(std::span<const int32_t> token_ids, float* x) const;
+  static uint64_t Bytes(const Vector& v) { return v.size() * sizeof(float); }
+  // What the host wrote goes to the device, if there is one.
+  void ToDevice(float* to, const float* from, int rows, int width) const;
+  void Embed(std::span<const int32_t> token_ids);
   void FillRopeTables(std::span<const int32_t> positions);
   void AttentionBlock(int layer_idx, const ForwardBatch& batch, const kernels::KvView& kv);
   void FeedForwardBlock(const Layer& layer, int rows);
@@ -77,6 +100,7 @@ class Transformer : public ModelRunner {
 
   const ModelConfig config_;
   kernels::Backend* const backend_;
+  kernels::DeviceSpace* const device_;  // null: none
   const int max_context_;
   const RopeAngles rope_;
   const RopeAngles local_rope_;
@@ -84,9 +108,11 @@ class Transformer : public ModelRunner {
   kernels::DType embedding_dtype_ = kernels::DType::kF32;
   std::vector<std::byte> embedding_;  // [vocab_size] rows in embedding_dtype_; empty if the head is tied
   std::vector<Layer> layers_;
-  std::vector<float> output_norm_;
+  Vector output_norm_;
   std::unique_ptr<kernels::WeightMatrix> head_;
   Scratch scratch_;
+  kernels::DeviceArray device_logits_;
+  size_t device_logits_floats_ = 0;
 };
 
 }  // namespace baton::model

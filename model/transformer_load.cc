@@ -22,8 +22,20 @@ class Transformer::Loader {
     return Pack(*tensor, buffer_);
   }
 
-  // [size] values in f32.
-  std::vector<float> Vector(absl::string_view name) {
+  // [size] values in f32, where the kernels read them.
+  Transformer::Vector Vector(absl::string_view name) {
+    std::vector<float> values = Values(name);
+    if (options_.device == nullptr || values.empty()) return Transformer::Vector(std::move(values));
+    auto memory = kernels::DeviceArray::Allocate(options_.device, values.size() * sizeof(float));
+    if (!memory.ok()) {
+      Fail(absl::Status(memory.status().code(), absl::StrCat(file_.name(), ": tensor ", name, ": ", memory.status().message())));
+      return {};
+    }
+    options_.device->Upload(memory->data(), values.data(), values.size() * sizeof(float));
+    return {*std::move(memory), values.size()};
+  }
+
+  std::vector<float> Values(absl::string_view name) {
     const GgufTensor* tensor = Read(name);
     if (tensor == nullptr) return {};
     std::vector<float> values(tensor->num_elements);
@@ -134,7 +146,7 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Load(const GgufFile& f
                                                    ". Give 1 to that, or 0 for the model's own."));
   }
   const int max_context = options.max_context == 0 ? config->context_length : options.max_context;
-  std::unique_ptr<Transformer> model(new Transformer(*std::move(config), backend, max_context));
+  std::unique_ptr<Transformer> model(new Transformer(*std::move(config), backend, options.device, max_context));
   Loader loader(file, backend, options);
   loader.Embedding(model.get());
   model->layers_.resize(static_cast<size_t>(model->config_.num_layers));
@@ -146,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Load(const GgufFile& f
   if (!model->config_.tied_head) model->head_ = loader.Matrix("output.weight");
   if (!loader.status().ok()) return loader.status();
   if (absl::Status unchanged = file.CheckUnchanged(); !unchanged.ok()) return unchanged;
-  if (!model->scratch_.Reserve(model->config_, options.max_batch_rows)) {
+  if (!model->scratch_.Reserve(model->config_, options.max_batch_rows, options.device)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(file.name(), ": no memory for the activations of ", options.max_batch_rows, " rows, ",
                      Scratch::BytesFor(model->config_, options.max_batch_rows), " bytes. Lower max_batch_rows."));

@@ -97,6 +97,13 @@ void WithDType(DType dtype, const Fn& fn) {
 
 }  // namespace
 
+size_t PrefillAttentionSharedBytes(const KvLayout& layout) {
+  const Paged p = PagedOf({.kv = {nullptr, layout}});
+  size_t bytes = 0;
+  WithDType(layout.dtype, [&]<DType kDType>() { bytes = SharedBytes<kDType, kPrefillQueries>(p, true); });
+  return bytes;
+}
+
 void PrefillAttention(const AttentionArgs& args, Stream stream) {
   const Paged p = PagedOf(args);
   WithDType(args.kv.layout.dtype, [&]<DType kDType>() {

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/pack_weights.h"
 
@@ -21,6 +23,15 @@ void RequireOk(const absl::Status& status) {
 }
 
 void Finish() { RequireOk(Synchronize(kStream)); }
+
+// A pointer to host memory is a bug of the caller, which a GPU would answer with a fault.
+void RequireOnDevice(std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers) {
+    if (KernelsMayUse(pointer)) continue;
+    std::fprintf(stderr, "a kernel was given memory that is not the device's\n");
+    std::abort();
+  }
+}
 
 class CudaMatrix final : public WeightMatrix {
  public:
@@ -75,12 +86,14 @@ absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackWeights(const Hos
 }
 
 void CudaBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {
+  RequireOnDevice({out});
   cuda::ReadRow(MatrixOf(weight), row, out, kStream);
   Finish();
 }
 
 void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
   for (const MatMulOutput& output : outputs) {
+    RequireOnDevice({x, output.bias, output.y});
     cuda::MatMul({.x = x,
                   .x_stride = x_stride,
                   .m = m,
@@ -95,6 +108,7 @@ void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<cons
 
 void CudaBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, const float* weight, float epsilon, float* y,
                           int64_t y_stride) {
+  RequireOnDevice({x, weight, y});
   // Without a residual the kernel only reads x.
   cuda::RmsNorm({.x = const_cast<float*>(x),
                  .x_stride = x_stride,
@@ -110,6 +124,7 @@ void CudaBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, cons
 
 void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim,
                        std::span<const int32_t> positions, const RopeTable& table) {
+  RequireOnDevice({x, table.cos, table.sin});
   RopeWriteKv({.q = x,
                .q_stride = x_stride,
                .m = m,
@@ -126,6 +141,7 @@ void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int hea
 
 void CudaBackend::WriteKv(int layer, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
                           std::span<const SequenceChunk> chunks, const KvView& kv) {
+  RequireOnDevice({k, v});
   std::vector<int32_t> positions, block_ids;
   int rows = 0;
   for (const SequenceChunk& chunk : chunks) rows = std::max(rows, chunk.row_begin + chunk.num_rows);
@@ -154,6 +170,7 @@ void CudaBackend::WriteKv(int layer, const float* k, int64_t k_stride, const flo
 
 void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
                             const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
+  RequireOnDevice({q, out});
   const int group = params.num_heads / kv.layout.num_kv_heads;
   const AttentionPlan plan = PlanAttention(chunks, kv.layout, group, params.sliding_window);
   AttentionArgs args = {.q = q,
@@ -180,13 +197,58 @@ void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::sp
 
 void CudaBackend::GatedActivation(Activation act, float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
                                   int m, int dim) {
+  RequireOnDevice({gate, up});
   cuda::GatedActivation(act, gate, gate_stride, up, up_stride, m, dim, kStream);
   Finish();
 }
 
 void CudaBackend::Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim) {
+  RequireOnDevice({x, y});
   cuda::Add(x, x_stride, y, y_stride, m, dim, kStream);
   Finish();
+}
+
+absl::StatusOr<void*> CudaBackend::Allocate(size_t bytes) {
+  absl::StatusOr<DeviceMemory> memory = DeviceMemory::Allocate(bytes);
+  if (!memory.ok()) return memory.status();
+  void* const at = memory->data();
+  allocated_.emplace(at, *std::move(memory));
+  return at;
+}
+
+void CudaBackend::Free(void* memory) { allocated_.erase(memory); }
+
+void CudaBackend::Upload(void* to, const void* from, size_t bytes) {
+  RequireOnDevice({to});
+  RequireOk(CopyToDevice(to, from, bytes, kStream));
+}
+
+void CudaBackend::Download(void* to, const void* from, size_t bytes) {
+  RequireOnDevice({from});
+  RequireOk(CopyFromDevice(to, from, bytes, kStream));
+}
+
+void CudaBackend::CopyWithin(void* to, const void* from, size_t bytes) {
+  RequireOnDevice({to, from});
+  RequireOk(CopyWithinDevice(to, from, bytes, kStream));
+}
+
+absl::Status CudaBackend::ShareHost(void* memory, size_t bytes) { return ShareHostMemory(memory, bytes); }
+void CudaBackend::Unshare(void* memory) { UnshareHostMemory(memory); }
+
+absl::Status CudaBackend::CheckLayout(const KvLayout& layout) const {
+  if (layout.head_dim % 8 != 0 || layout.head_dim > 256) {
+    return absl::FailedPreconditionError(absl::StrCat("the model's heads have ", layout.head_dim,
+                                                      " elements; on a GPU they are multiples of 8 up to 256"));
+  }
+  const absl::StatusOr<DeviceInfo> device = DescribeDevice();
+  if (!device.ok()) return device.status();
+  const size_t needed = PrefillAttentionSharedBytes(layout);
+  if (needed <= device->shared_bytes_per_block) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("attention over heads of ", layout.head_dim, " elements needs ", needed, " bytes of shared memory, ",
+                   device->name, " has ", device->shared_bytes_per_block,
+                   "; another kv_dtype may need less, or run this model on another GPU or on the CPU"));
 }
 
 }  // namespace baton::kernels::cuda

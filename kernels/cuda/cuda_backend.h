@@ -1,14 +1,14 @@
 // Backend over the CUDA kernels, in the numerics class kF32.
 //
-// Every pointer of a call, KV's too, must be memory that the device reads and writes. model/transformer.cc keeps its
-// activations and norms on the host's heap, so today that holds on the emulator and on devices that share the host's page
-// tables; a forward pass that stays on the device is not written (docs/GPU.md). Each call waits for its kernels.
+// Every pointer of a call is memory of its DeviceSpace, but for spans, which are the host's, and KvView::base, which is host
+// memory that was shared with the device (ShareHost). Each call waits for its kernels.
 //
 // Thread contract: Backend's. A failing device (or no memory left on it) ends the process with CUDA's message, as the
 // results are lost.
 #ifndef BATON_KERNELS_CUDA_CUDA_BACKEND_H_
 #define BATON_KERNELS_CUDA_CUDA_BACKEND_H_
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,10 +16,11 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/device_space.h"
 
 namespace baton::kernels::cuda {
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, public DeviceSpace {
  public:
   std::string name() const override { return "cuda"; }
   NumericsClass numerics() const override { return NumericsClass::kF32; }
@@ -40,6 +41,15 @@ class CudaBackend final : public Backend {
                        int dim) override;
   void Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim) override;
 
+  absl::StatusOr<void*> Allocate(size_t bytes) override;
+  void Free(void* memory) override;
+  void Upload(void* to, const void* from, size_t bytes) override;
+  void Download(void* to, const void* from, size_t bytes) override;
+  void CopyWithin(void* to, const void* from, size_t bytes) override;
+  absl::Status ShareHost(void* memory, size_t bytes) override;
+  void Unshare(void* memory) override;
+  absl::Status CheckLayout(const KvLayout& layout) const override;
+
  private:
   // Device memory that grows; its contents last until the next call.
   class Buffer {
@@ -56,6 +66,7 @@ class CudaBackend final : public Backend {
   };
 
   Buffer positions_, block_ids_, tables_, prefill_, decode_, records_;
+  std::map<void*, DeviceMemory> allocated_;
 };
 
 }  // namespace baton::kernels::cuda

@@ -42,7 +42,8 @@ absl::StatusOr<DeviceInfo> DescribeDevice() {
                     .compute_capability = properties.major * 10 + properties.minor,
                     .memory_bytes = properties.totalGlobalMem,
                     // Two transfers a clock.
-                    .memory_bytes_per_second = 2e3 * kilohertz * properties.memoryBusWidth / 8};
+                    .memory_bytes_per_second = 2e3 * kilohertz * properties.memoryBusWidth / 8,
+                    .shared_bytes_per_block = properties.sharedMemPerBlockOptin};
 }
 
 absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
@@ -65,6 +66,22 @@ absl::Status CopyToDevice(void* to, const void* from, size_t bytes, Stream strea
 absl::Status CopyFromDevice(void* to, const void* from, size_t bytes, Stream stream) {
   return Copy(to, from, bytes, cudaMemcpyDeviceToHost, stream);
 }
+
+absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  return Copy(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+absl::Status ShareHostMemory(void* memory, size_t bytes) {
+  absl::Status s = ToStatus(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "pinning host memory for the GPU");
+  if (!s.ok()) return s;
+  void* address = nullptr;
+  s = ToStatus(cudaHostGetDevicePointer(&address, memory, 0), "the GPU's address of host memory");
+  if (s.ok() && address != memory) s = absl::FailedPreconditionError("the GPU sees host memory at other addresses");
+  if (!s.ok()) cudaHostUnregister(memory);
+  return s;
+}
+void UnshareHostMemory(void* memory) { cudaHostUnregister(memory); }
+bool KernelsMayUse(const void*) { return true; }
 
 absl::Status Synchronize(Stream stream) {
   const absl::Status launched = ToStatus(cudaGetLastError(), "launching a kernel");

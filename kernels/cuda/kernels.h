@@ -136,6 +136,8 @@ struct AttentionArgs {
   float* records = nullptr;  // decode: 16-byte aligned
 };
 void PrefillAttention(const AttentionArgs& args, Stream stream);
+// Of shared memory in a block, which not every device has.
+size_t PrefillAttentionSharedBytes(const KvLayout& layout);
 void DecodeAttention(const AttentionArgs& args, Stream stream);
 
 

@@ -32,7 +32,7 @@ struct ClusterOptions {
   std::vector<std::string> prefill_flags;
   std::vector<std::string> decode_flags;
   std::string mode = "disaggregated";  // most tests are about the hand-over
-  std::string worker_suffix = {};  // of the workers' programs: "_nccl_loopback"
+  std::string worker_suffix = {};  // of the workers' programs: "_emulated"
   std::string tls_dir = {};  // not empty: mutual TLS everywhere, with certificates from there; the test is the admin
   std::function<absl::StatusOr<Place>(const std::string& name)> place = {};  // by worker's name, or "router"
 };

@@ -26,7 +26,7 @@ class NcclClusterTest : public testing::Test {
     auto cluster = Cluster::Start({.model = model_,
                                    .prefill = prefill,
                                    .flags = {"--kv-memory-mib=16", "--kv-transport=nccl"},
-                                   .worker_suffix = "_nccl_loopback"});
+                                   .worker_suffix = "_emulated"});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
   }

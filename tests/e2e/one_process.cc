@@ -43,9 +43,10 @@ class CollectingSink : public engine::RequestSink {
 
 }  // namespace
 
-OneProcess::OneProcess(const std::string& model_path) {
-  auto config = LoadConfig(ProcessRole::kWorker,
-                           {"--model=" + model_path, "--kv-memory-mib=256", "--threads=2", "--prefix-cache=false"}, {});
+OneProcess::OneProcess(const std::string& model_path, const std::vector<std::string>& flags) {
+  std::vector<std::string> all = {"--model=" + model_path, "--kv-memory-mib=256", "--threads=2", "--prefix-cache=false"};
+  all.insert(all.end(), flags.begin(), flags.end());
+  auto config = LoadConfig(ProcessRole::kWorker, all, {});
   if (!config.ok()) ADD_FAILURE() << config.status();
   auto model = engine::LoadedModel::Load(config->config, {});
   if (!model.ok()) ADD_FAILURE() << model.status();

@@ -21,7 +21,7 @@ struct LocalChoice {
 // No prefix cache: nothing can leak from one request into another. Loading that fails is the test's failure.
 class OneProcess {
  public:
-  explicit OneProcess(const std::string& model_path);
+  explicit OneProcess(const std::string& model_path, const std::vector<std::string>& flags = {});
   // A prompt of token ids, and a seed.
   absl::StatusOr<std::vector<LocalChoice>> Run(const v1::GenerateRequest& request);
 

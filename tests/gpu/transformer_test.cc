@@ -1,4 +1,4 @@
-// The whole forward pass of small models with the CUDA backend on the emulator.
+// The whole forward pass of small models with the CUDA backend on the emulator, whose memory host code cannot touch.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -40,7 +40,7 @@ class CudaTransformerTest : public testing::TestWithParam<TinyReferenceModel> {
       : file_(GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(GetParam().options), "tiny.gguf")).value()) {}
 
   std::unique_ptr<Transformer> OnEmulator() {
-    return Transformer::Load(file_, &backend_, {.max_batch_rows = 64}).value();
+    return Transformer::Load(file_, &backend_, {.max_batch_rows = 64, .device = &backend_}).value();
   }
 
   GgufFile file_;
@@ -57,6 +57,21 @@ TEST_P(CudaTransformerTest, LogitsHaveTheBitsOfTheCpu) {
     ExpectSameBits(WholePrompt(cpu.transformer.get(), ids, kv_dtype), WholePrompt(OnEmulator().get(), ids, kv_dtype),
                    GetParam().name);
   }
+}
+
+// What the tests above rely on: a copy that is forgotten ends the process, in either direction.
+TEST(EmulatedDeviceDeathTest, HostCodeCannotTouchDeviceMemoryNorKernelsTheHosts) {
+  kernels::cuda::CudaBackend backend;
+  const kernels::DeviceArray x = kernels::DeviceArray::Allocate(&backend, 64 * sizeof(float)).value();
+  float* const device = static_cast<float*>(x.data());
+  std::vector<float> host(64, 1.0f);
+  backend.Upload(device, host.data(), 64 * sizeof(float));
+  backend.Add(device, 64, device, 64, 1, 64);
+  backend.Download(host.data(), device, 64 * sizeof(float));
+  EXPECT_EQ(host, std::vector<float>(64, 2.0f));
+  EXPECT_DEATH(host[0] = *static_cast<volatile float*>(device), "");
+  EXPECT_DEATH(*static_cast<volatile float*>(device) = 1, "");
+  EXPECT_DEATH(backend.Add(device, 64, host.data(), 64, 1, 64), "not the device's");
 }
 
 TEST_P(CudaTransformerTest, BatchChunkAndPhaseDoNotMatter) {

@@ -130,6 +130,8 @@ class Block {
 };
 
 Block* g_block = nullptr;
+void (*g_before_grid)() = nullptr;
+void (*g_after_grid)() = nullptr;
 
 void Block::Entry() {
 #if defined(__SANITIZE_ADDRESS__)
@@ -237,6 +239,11 @@ void SetSchedule(Order order, uint32_t seed) {
   TheSchedule().rng.seed(seed);
 }
 
+void SetAroundGrids(void (*before)(), void (*after)()) {
+  g_before_grid = before;
+  g_after_grid = after;
+}
+
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel) {
   if (g_block != nullptr) Die("a kernel launches a kernel");
   if (block.x == 0 || block.y == 0 || block.z == 0 || size_t{block.x} * block.y * block.z > kMaxThreads) {
@@ -248,10 +255,12 @@ void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<voi
   if (shared_bytes > kMaxSharedBytes) Die("more shared memory than a block can have");
   std::vector<int> order(size_t{grid.x} * grid.y * grid.z);
   TheSchedule().Arrange(&order);
+  if (g_before_grid != nullptr) g_before_grid();
   for (const int i : order) {
     const unsigned n = static_cast<unsigned>(i);
     Block({n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y}, grid, block, shared_bytes, kernel).Run();
   }
+  if (g_after_grid != nullptr) g_after_grid();
 }
 
 void SyncThreads() { g_block->Wait(State::kAtBarrier); }

@@ -49,6 +49,9 @@ enum class Order { kAscending, kDescending, kShuffled };
 // How fibers and blocks take turns from now on; seed: of kShuffled.
 void SetSchedule(Order order, uint32_t seed = 0);
 
+// Called before and after each grid, on its thread; null: nothing. Set before grids run on other threads.
+void SetAroundGrids(void (*before)(), void (*after)());
+
 // Runs `kernel` for each thread of the grid.
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel);
 

@@ -1,0 +1,78 @@
+// Workers whose forward pass stays on a GPU (isa: cuda), here the emulated one, whose memory host code cannot touch: they
+// serve requests, hand their KV over, and give the tokens of the CPU.
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+#include "tests/e2e/one_process.h"
+#include "tests/e2e/random_requests.h"
+#include "tests/fakes/tiny_gguf.h"
+
+namespace baton::e2e {
+namespace {
+
+// Prompts of more than one block of 16 and than one chunk of 32.
+constexpr RequestShape kShape{.vocab_size = 280, .max_prompt_tokens = 60, .max_output_tokens = 8, .max_n = 2};
+constexpr int kRequests = 8;
+
+class GpuClusterTest : public testing::Test {
+ protected:
+  GpuClusterTest() : model_(testing::TempDir() + "/tiny.gguf") { EXPECT_TRUE(fakes::WriteTinyGguf({}, model_).ok()); }
+  absl::StatusOr<std::unique_ptr<Cluster>> Start(std::vector<std::string> prefill, std::vector<std::string> decode,
+                                                 const std::string& transport) {
+    return Cluster::Start({.model = model_,
+                           .flags = {"--kv-memory-mib=4", "--numerics=f32", "--kv-dtype=f16", "--max-batch-tokens=32",
+                                     "--kv-transport=" + transport},
+                           .prefill_flags = std::move(prefill),
+                           .decode_flags = std::move(decode),
+                           .worker_suffix = "_emulated"});
+  }
+  const std::string model_;
+};
+
+TEST_F(GpuClusterTest, TokensAreThoseOfTheCpu) {
+  OneProcess oracle(model_, {"--numerics=f32", "--kv-dtype=f16", "--isa=scalar"});
+  for (const std::string transport : {"nccl", "auto"}) {
+    SCOPED_TRACE(transport);
+    auto cluster = Start({"--isa=cuda"}, {"--isa=cuda"}, transport);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    uint64_t moved = 0;
+    for (int i = 0; i < kRequests; ++i) {
+      SCOPED_TRACE(absl::StrCat("seed ", 700 + i));
+      const v1::GenerateRequest request = RandomRequest(700 + i, kShape);
+      const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
+      ASSERT_TRUE(got.status.ok()) << got.status.error_message();
+      EXPECT_EQ(got.violation, "");
+      auto want = oracle.Run(request);
+      ASSERT_TRUE(want.ok()) << want.status();
+      for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
+      moved += got.summary.kv().bytes();
+    }
+    EXPECT_GT(moved, 0u);
+    auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);
+    ASSERT_TRUE(status.ok()) << status.status();
+    EXPECT_EQ(status->info().backend(), "cuda");
+    EXPECT_EQ(status->info().fingerprint().numerics_class(), "cuda-f32");
+    const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
+    EXPECT_TRUE(quiet.ok()) << quiet;
+  }
+}
+
+TEST_F(GpuClusterTest, OtherNumericsAreRefusedBeforeAnythingIsLoaded) {
+  auto worker = Process::Start({"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--isa=cuda",
+                                "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  EXPECT_NE((*worker)->Wait(absl::Seconds(60)), 0);
+  EXPECT_NE((*worker)->stderr_text().find("set numerics to f32"), std::string::npos) << (*worker)->stderr_text();
+}
+
+TEST_F(GpuClusterTest, AProgramWithoutCudaSaysSo) {
+  auto worker = Process::Start({"prefill_worker/prefill_worker", "--model=" + model_, "--isa=cuda", "--numerics=f32",
+                                "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  EXPECT_NE((*worker)->Wait(absl::Seconds(60)), 0);
+  EXPECT_NE((*worker)->stderr_text().find("built without it"), std::string::npos) << (*worker)->stderr_text();
+}
+
+}  // namespace
+}  // namespace baton::e2e
