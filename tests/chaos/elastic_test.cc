@@ -72,8 +72,7 @@ class ElasticTest : public testing::Test {
 
   void ExpectNoneFailed(Clients& clients, const std::string& what, const std::vector<absl::Duration>& stalls) {
     clients.Stop();
-    const absl::Status quiet = cluster_->WaitQuiet(absl::Seconds(40));
-    EXPECT_TRUE(quiet.ok()) << quiet;
+    ExpectNothingHeld(cluster_.get());
     printf("%s: %d streams equal, %.0f moves; longest stall of each: %s\n", what.c_str(), clients.completed(),
            cluster_->Metric(cluster_->router_http(), "baton_request_retries_total"), Percentiles(stalls).c_str());
     EXPECT_GT(clients.completed(), static_cast<int>(stalls.size()));
