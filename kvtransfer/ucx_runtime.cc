@@ -30,8 +30,8 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(5);
 // What UCX has not ended by then it never will (Recycle): it takes milliseconds with a peer that is alive.
 constexpr absl::Duration kGiveUpAfter = absl::Seconds(3);
 
-// In that time: a worker that has not slept made more rounds of progress, when it had work. One that is stuck makes a few all
-// the same, when peers connect by TCP.
+// In that time, at least. A worker that is well makes progress nearly every time that it was told not to sleep; one that is
+// stuck makes some all the same, when peers connect by TCP.
 constexpr int kStuckRounds = 300;
 
 // Rounds without progress after which UCX copies nothing more for a closed connection. Not one: a transport's queue is
@@ -247,7 +247,7 @@ absl::Time UcxLoop::GiveUpAt() const {
 
 bool UcxLoop::IsStuck(absl::Time now) {
   if (now < sleepless_since_ + kGiveUpAfter) return true;  // for another reason
-  if (sleepless_rounds_ >= kStuckRounds && progress_rounds_ < kStuckRounds) return true;
+  if (sleepless_rounds_ >= kStuckRounds && sleepless_rounds_ / 4 > progress_rounds_) return true;
   sleepless_since_ = absl::InfiniteFuture();  // it has had much to do; look again
   return false;
 }
