@@ -51,8 +51,8 @@ TEST_F(GpuClusterTest, TokensAreThoseOfTheCpu) {
     EXPECT_GT(moved, 0u);
     auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);
     ASSERT_TRUE(status.ok()) << status.status();
-    EXPECT_EQ(status->info().backend(), "cuda");
-    EXPECT_EQ(status->info().fingerprint().numerics_class(), "cuda-f32");
+    EXPECT_EQ(status->backend(), "cuda");
+    EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-f32");
     const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
     EXPECT_TRUE(quiet.ok()) << quiet;
   }
@@ -62,7 +62,9 @@ TEST_F(GpuClusterTest, OtherNumericsAreRefusedBeforeAnythingIsLoaded) {
   auto worker = Process::Start({"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--isa=cuda",
                                 "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
   ASSERT_TRUE(worker.ok()) << worker.status();
-  EXPECT_NE((*worker)->Wait(absl::Seconds(60)), 0);
+  const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
+  ASSERT_TRUE(code.ok()) << code.status();
+  EXPECT_NE(*code, 0);
   EXPECT_NE((*worker)->stderr_text().find("set numerics to f32"), std::string::npos) << (*worker)->stderr_text();
 }
 
@@ -70,7 +72,9 @@ TEST_F(GpuClusterTest, AProgramWithoutCudaSaysSo) {
   auto worker = Process::Start({"prefill_worker/prefill_worker", "--model=" + model_, "--isa=cuda", "--numerics=f32",
                                 "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
   ASSERT_TRUE(worker.ok()) << worker.status();
-  EXPECT_NE((*worker)->Wait(absl::Seconds(60)), 0);
+  const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
+  ASSERT_TRUE(code.ok()) << code.status();
+  EXPECT_NE(*code, 0);
   EXPECT_NE((*worker)->stderr_text().find("built without it"), std::string::npos) << (*worker)->stderr_text();
 }
 

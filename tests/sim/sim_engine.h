@@ -84,6 +84,7 @@ class SimEngine final : public engine::Engine {
     return core_->journal()->Since(version);
   }
   kernels::KvLayout kv_layout() const override { return core_->pool()->layout(); }
+  std::shared_ptr<kvcache::BlockPool> pool() const override { return core_->pool()->shared_from_this(); }
 
   engine::EngineCore* core() { return core_.get(); }
 
