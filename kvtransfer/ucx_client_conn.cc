@@ -48,6 +48,7 @@ void UcxClientImpl::SendFetch(Conn* conn, Job* job) {
 absl::StatusOr<UcxClientImpl::Conn*> UcxClientImpl::OpenConn(const v1::Endpoint& endpoint) {
   const Peer peer(endpoint.worker_name(), endpoint.incarnation());
   if (auto it = by_peer_.find(peer); it != by_peer_.end()) return FindConn(it->second);
+  if (worker() == nullptr) return absl::UnavailableError("UCX has ended");
   FenceOlderIncarnations(peer);
   absl::StatusOr<UcxAddress> to = Reachable(endpoint);
   if (!to.ok()) return to.status();

@@ -30,8 +30,10 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(5);
 // What UCX has not ended by then it never will (Recycle): it takes milliseconds with a peer that is alive.
 constexpr absl::Duration kGiveUpAfter = absl::Seconds(3);
 
-// In that time, at least. A worker that is well makes progress nearly every time that it was told not to sleep; one that is
-// stuck makes some all the same, when peers connect by TCP.
+// So long told not to sleep, and nothing to show for it. Shorter than SilenceLimit, after which the client closes the
+// connection: without one, UCX sleeps well until the next is stuck too. A worker that is well makes progress nearly every
+// time that it is told not to sleep; one that is stuck makes some all the same, when peers connect by TCP.
+constexpr absl::Duration kStuckAfter = absl::Seconds(1);
 constexpr int kStuckRounds = 300;
 
 // Rounds without progress after which UCX copies nothing more for a closed connection. Not one: a transport's queue is
@@ -235,6 +237,11 @@ void UcxLoop::ThreadMain() {
     if (deferred_.empty() && closed_.empty()) Wait(next);
   }
   Destroy();
+  {
+    MutexLock lock(&mu_);
+    accepting_ = false;
+  }
+  RunTasks();  // what came while a worker could not be made anew
   if (status.ok()) OnStopped();
 }
 
@@ -242,11 +249,11 @@ absl::Time UcxLoop::GiveUpAt() const {
   absl::Time at = absl::InfiniteFuture();
   for (const CloseOp* op : closes_) at = std::min(at, op->begun + kGiveUpAfter);
   if (orphans_ > 0) at = std::min(at, orphaned_at_ + kGiveUpAfter);
-  return std::min(at, sleepless_since_ + kGiveUpAfter);
+  return std::min(at, sleepless_since_ + kStuckAfter);
 }
 
 bool UcxLoop::IsStuck(absl::Time now) {
-  if (now < sleepless_since_ + kGiveUpAfter) return true;  // for another reason
+  if (now < sleepless_since_ + kStuckAfter) return true;  // for another reason
   if (sleepless_rounds_ >= kStuckRounds && sleepless_rounds_ / 4 > progress_rounds_) return true;
   sleepless_since_ = absl::InfiniteFuture();  // it has had much to do; look again
   return false;
@@ -289,8 +296,12 @@ void UcxLoop::RunTasks() {
     posted_.store(false, std::memory_order_relaxed);
   }
   for (Task& task : tasks) task();
-  // A task may defer more; those wait for the next round so that UCX makes progress in between.
-  tasks.clear();
+  RunDeferred();
+}
+
+// What these defer waits for the next round, so that UCX makes progress in between.
+void UcxLoop::RunDeferred() {
+  std::deque<Task> tasks;
   tasks.swap(deferred_);
   for (Task& task : tasks) task();
 }
@@ -338,7 +349,8 @@ void UcxLoop::Destroy() {
   closes_.clear();
   for (Task& closed : closed_) Defer(std::move(closed));
   closed_.clear();
-  while (!deferred_.empty()) RunTasks();
+  // Not the inbox, which is for the next worker, if there is to be one.
+  while (!deferred_.empty()) RunDeferred();
 }
 
 absl::Status UcxLoop::SetHandler(unsigned id, ucp_am_recv_callback_t callback, void* arg) {

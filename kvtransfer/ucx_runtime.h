@@ -69,7 +69,7 @@ class UcxLoop {
   // Runs `task` after the current UCX callback has returned: UCX must not be re-entered from its callbacks.
   void Defer(Task task) { deferred_.push_back(std::move(task)); }
 
-  ucp_worker_h worker() const { return worker_; }
+  ucp_worker_h worker() const { return worker_; }  // null at the very end
   absl::Status SetHandler(unsigned id, ucp_am_recv_callback_t callback, void* arg);
   // For every id there is; call it before SetHandler. UCX 1.13.1 leaves its table of handlers uninitialised except for
   // the ids that were set (ucp_worker_set_am_handler_common initialises element `id` in a loop over `i`), so that a
@@ -105,6 +105,7 @@ class UcxLoop {
   bool IsStuck(absl::Time now);
   void NoteOrphans(ucp_ep_h closed);
   void RunTasks();
+  void RunDeferred();
   void Poll();
   void Wait(absl::Time until);
   void Destroy();
