@@ -94,26 +94,25 @@ class SmgTest : public ::testing::Test {
         cache != nullptr ? std::string(cache) : absl::StrCat(getenv("HOME"), "/.cache/baton"), "/python/smg");
     struct stat info;
     ASSERT_EQ(stat((packages + "/smg").c_str(), &info), 0) << packages << " is missing; run scripts/setup --full";
-    auto cluster = Cluster::Start({.model = SmolLm2(), .flags = {"--kv-memory-mib=256"}});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-
-    const std::string tokenizer = absl::StrCat(getenv("TEST_TMPDIR"), "/tokenizer");
-    auto exported = Process::Start({"cli/baton", "tokenizer", "export", tokenizer, "--model=" + SmolLm2()});
+    model_ = absl::StrCat(getenv("TEST_TMPDIR"), "/tokenizer");
+    auto exported = Process::Start({"cli/baton", "tokenizer", "export", model_, "--model=" + SmolLm2()});
     ASSERT_TRUE(exported.ok()) << exported.status();
     ASSERT_EQ(*(*exported)->WaitExit(absl::Minutes(1)), 0) << (*exported)->stderr_text();
+    auto cluster = Cluster::Start({.model = SmolLm2(), .flags = {"--kv-memory-mib=256", "--served-model-name=" + model_}});
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
 
     setenv("PYTHONPATH", packages.c_str(), 1);
     for (const char* proxy : {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"}) unsetenv(proxy);
     port_ = FreePort();
     auto smg = Process::Start({"/usr/bin/python3", "-sB", "-m", "smg.cli", "launch", "--pd-disaggregation", "--prefill",
                                "grpc://" + Worker("prefill").address, "none", "--decode",
-                               "grpc://" + Worker("decode").address, "--backend", "vllm", "--model-path", tokenizer,
+                               "grpc://" + Worker("decode").address, "--backend", "vllm", "--model-path", model_,
                                "--host", "127.0.0.1", "--port", absl::StrCat(port_), "--prometheus-port",
                                absl::StrCat(FreePort()), "--policy", "round_robin"});
     ASSERT_TRUE(smg.ok()) << smg.status();
     smg_ = *std::move(smg);
-    const absl::Time until = absl::Now() + absl::Minutes(2);
+    const absl::Time until = absl::Now() + absl::Minutes(1);
     while (absl::Now() < until && !Ready()) absl::SleepFor(absl::Milliseconds(200));
     ASSERT_TRUE(Ready()) << smg_->stdout_text() << smg_->stderr_text();
     fetched_before_ = Fetched();
@@ -122,7 +121,7 @@ class SmgTest : public ::testing::Test {
     if (!Listens(port_)) return false;
     ::baton::testing::RawHttp client(port_);
     // It lists models before it has read their tokenizer (503 tokenizer_not_ready).
-    const Json body = {{"model", "SmolLM2-135M-Instruct.Q4_1"}, {"prompt", "ready?"}, {"max_tokens", 1}};
+    const Json body = {{"model", model_}, {"prompt", "ready?"}, {"max_tokens", 1}};
     return client.Ask("POST", "/v1/completions", body.dump()).status == 200;
   }
   WorkerProcess& Worker(const std::string& role) {
@@ -142,11 +141,14 @@ class SmgTest : public ::testing::Test {
       EXPECT_EQ(theirs.text, own.text) << theirs.raw;
       EXPECT_EQ(theirs.finish, own.finish) << theirs.raw;
       EXPECT_EQ(theirs.prompt_tokens, own.prompt_tokens);
-      EXPECT_EQ(theirs.completion_tokens, own.completion_tokens);
+      // At a stop string smg cuts the text of an answer that is not streamed, but counts all that was generated.
+      if (!body.contains("stop")) EXPECT_EQ(theirs.completion_tokens, own.completion_tokens);
       ++asked_;
     }
   }
 
+  // The folder of the tokenizer: smg looks for it where the workers say that their model is.
+  std::string model_;
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Process> smg_;
   int port_ = 0;
@@ -155,14 +157,13 @@ class SmgTest : public ::testing::Test {
 };
 
 TEST_F(SmgTest, AnswersAreThoseOfOurOwnRouter) {
-  const std::string model = "SmolLM2-135M-Instruct.Q4_1";
   const auto completion = [&](const std::string& prompt, Json more) {
-    Json body = {{"model", model}, {"prompt", prompt}, {"max_tokens", 24}};
+    Json body = {{"model", model_}, {"prompt", prompt}, {"max_tokens", 24}};
     body.update(more);
     ExpectSame("/v1/completions", body);
   };
   const auto chat = [&](const std::string& words, Json more) {
-    Json body = {{"model", model}, {"messages", {{{"role", "user"}, {"content", words}}}}, {"max_tokens", 24}};
+    Json body = {{"model", model_}, {"messages", {{{"role", "user"}, {"content", words}}}}, {"max_tokens", 24}};
     body.update(more);
     ExpectSame("/v1/chat/completions", body);
   };
