@@ -16,7 +16,7 @@ constexpr size_t kShown = 4;
 // Of a worker that has not told its cost: only comparisons between such workers mean something.
 constexpr double kUnknownRowUs = 1000;
 constexpr uint32_t kUnknownBatch = 512;
-constexpr uint64_t kFewSamples = 64;  // prefill steps of a worker, below which others' are looked at too
+constexpr uint64_t kFewSamples = 64;  // steps of a worker, below which others' are looked at too
 constexpr double kQueueContext = 256;  // positions that a token ahead attends to, taken as a mean
 
 struct Scored {
@@ -184,13 +184,24 @@ class MeanCost {
 
 const StepCost& OfPrefill(const WorkerSnapshot& w) { return w.prefill_cost.samples > 0 ? w.prefill_cost : w.cost; }
 
+// Of those that have made more than a few steps, if there are any.
 StepCost TypicalCost(std::span<const WorkerSnapshot> workers, const std::vector<Scored>& eligible, Role role) {
-  MeanCost mean;
+  MeanCost all, known;
   for (const Scored& s : eligible) {
-    const WorkerSnapshot& w = workers[s.index];
-    mean.Add(role == Role::kPrefill ? OfPrefill(w) : w.cost);
+    const StepCost& cost = role == Role::kPrefill ? OfPrefill(workers[s.index]) : workers[s.index].cost;
+    all.Add(cost);
+    if (cost.samples >= kFewSamples) known.Add(cost);
   }
-  return mean.Get();
+  const StepCost typical = known.Get();
+  return typical.samples > 0 ? typical : all.Get();
+}
+
+// `us` of the worker's own cost; of the typical one where that is unknown, or is less and the worker has made few steps: its
+// first ones, on cold memory, are slow, and a worker that is taken for slow gets no others to show better.
+template <typename Us>
+double Believed(const StepCost& own, const StepCost& typical, const Us& us) {
+  if (own.samples == 0) return us(typical);
+  return own.samples < kFewSamples ? std::min(us(own), us(typical)) : us(own);
 }
 
 uint64_t CachedTokens(const WorkerSnapshot& w, const PlacementNeed& need, std::span<const uint16_t> depth) {
@@ -306,8 +317,9 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
   const StepCost typical = TypicalCost(workers, eligible, Role::kPrefill);
   const auto predict = [&](const Scored& s) {
     const WorkerSnapshot& w = workers[s.index];
-    return PrefillUsAt(OfPrefill(w).samples > 0 ? OfPrefill(w) : typical, w, w.pending_tokens, s.cached,
-                       need.prompt_tokens - s.cached);
+    return Believed(OfPrefill(w), typical, [&](const StepCost& cost) {
+      return PrefillUsAt(cost, w, w.pending_tokens, s.cached, need.prompt_tokens - s.cached);
+    });
   };
   Sample(&eligible, options.sample, seed);
   for (Scored& s : eligible) {
@@ -334,8 +346,10 @@ absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const
   Sample(&eligible, options.sample, Mix(seed));
   const uint64_t steps = std::clamp<uint64_t>(need.output_tokens, 1, kStepsAhead);
   const auto cost = [&](const WorkerSnapshot& w) {
-    return StepUsAt(w.cost.samples > 0 ? w.cost : typical, w, need.choices,
-                    need.prompt_tokens + need.output_tokens / 2) *
+    return Believed(w.cost, typical,
+                    [&](const StepCost& cost) {
+                      return StepUsAt(cost, w, need.choices, need.prompt_tokens + need.output_tokens / 2);
+                    }) *
            static_cast<double>(steps);
   };
   if (transfer_us) {

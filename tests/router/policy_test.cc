@@ -228,6 +228,18 @@ TEST_F(PolicyTest, AWorkerThatHasNotToldItsCostCountsAsTheOthersDo) {
   EXPECT_EQ(Decode(), "c");
 }
 
+TEST_F(PolicyTest, AWorkerWhoseFirstStepsWereSlowGetsItsTurn) {
+  for (const char* name : {"a", "b"}) Add(name, Role::kPrefill);
+  for (const char* name : {"c", "d"}) Add(name, Role::kDecode);
+  workers_[1].cost = workers_[3].cost = {.fixed_us = 50'000, .per_row_us = 5'000, .samples = 2};
+  workers_[0].in_flight = workers_[2].in_flight = 1;
+  EXPECT_EQ(Prefill(), "b");
+  EXPECT_EQ(Decode(), "d");
+  workers_[1].cost.samples = workers_[3].cost.samples = 100;  // it is slow
+  EXPECT_EQ(Prefill(), "a");
+  EXPECT_EQ(Decode(), "c");
+}
+
 TEST_F(PolicyTest, TheOtherRules) {
   for (const char* name : {"a", "b", "c"}) Add(name, Role::kPrefill);
   workers_[0].pending_tokens = 900;
