@@ -252,10 +252,10 @@ TEST_F(GrpcTest, AServerThatGoesAwayLeavesTheTicketUsable) {
 
 // It was given up after the lease, up to which a stream stood still that had elsewhere to go.
 TEST_F(GrpcTest, ASilentExporterIsGivenUpLongBeforeTheLease) {
-  std::atomic<bool> frozen{true};
+  const auto frozen = std::make_shared<std::atomic<bool>>(true);  // the server may look at it after this function's end
   GrpcKvOptions options;
-  options.before_block_for_test = [&](TransferId, size_t) {
-    while (frozen) absl::SleepFor(absl::Milliseconds(5));
+  options.before_block_for_test = [frozen](TransferId, size_t) {
+    while (*frozen) absl::SleepFor(absl::Milliseconds(5));
   };
   Start(testing::TinyLayout(), 4, options);
   FetchRequest request = Ask(Export(2, 1));  // its lease is 20 s
@@ -263,7 +263,7 @@ TEST_F(GrpcTest, ASilentExporterIsGivenUpLongBeforeTheLease) {
   Outcome outcome;
   client_->Fetch(std::move(request), outcome.Callback());
   EXPECT_EQ(outcome.Wait().status().code(), absl::StatusCode::kUnavailable) << outcome.Wait().status();
-  frozen = false;
+  *frozen = false;
 }
 
 TEST_F(GrpcTest, NobodyThereIsUnavailableWithinBoundedAttempts) {
