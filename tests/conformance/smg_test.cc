@@ -142,7 +142,9 @@ class SmgTest : public ::testing::Test {
       EXPECT_EQ(theirs.finish, own.finish) << theirs.raw;
       EXPECT_EQ(theirs.prompt_tokens, own.prompt_tokens);
       // At a stop string smg cuts the text of an answer that is not streamed, but counts all that was generated.
-      if (!body.contains("stop")) EXPECT_EQ(theirs.completion_tokens, own.completion_tokens);
+      if (!body.contains("stop")) {
+        EXPECT_EQ(theirs.completion_tokens, own.completion_tokens);
+      }
       ++asked_;
     }
   }
