@@ -75,6 +75,17 @@ absl::StatusOr<Json> MessageJson(const v1::ChatMessage& message, const std::stri
   return json;
 }
 
+// Whether there was a message without content.
+bool EmptyForNull(model::ChatTemplateInput* input) {
+  bool found = false;
+  for (Json& message : input->messages) {
+    if (!message["content"].is_null()) continue;
+    message["content"] = "";
+    found = true;
+  }
+  return found;
+}
+
 std::string ServedName(const v1::Config& config) {
   if (config.has_served_model_name()) return config.served_model_name();
   std::string name = config.model().substr(config.model().rfind('/') + 1);
@@ -175,9 +186,13 @@ absl::StatusOr<model::ChatTemplateInput> ModelText::TemplateInput(const v1::Chat
 
 absl::StatusOr<std::vector<int32_t>> ModelText::TokenizeChat(const v1::Chat& chat) const {
   if (!chat_template_.has_value()) return template_error_;
-  const absl::StatusOr<model::ChatTemplateInput> input = TemplateInput(chat);
+  absl::StatusOr<model::ChatTemplateInput> input = TemplateInput(chat);
   if (!input.ok()) return input.status();
-  const absl::StatusOr<std::string> rendered = chat_template_->Render(*input);
+  absl::StatusOr<std::string> rendered = chat_template_->Render(*input);
+  // Clients send no content beside tool calls. Some templates ask whether it is none, others add it to a text.
+  if (!rendered.ok() && !absl::IsResourceExhausted(rendered.status()) && EmptyForNull(&*input)) {
+    rendered = chat_template_->Render(*input);
+  }
   // Out of its budget is the messages' fault, not a lack of room that passes.
   if (absl::IsResourceExhausted(rendered.status())) return InvalidField("chat.messages", rendered.status().message());
   if (!rendered.ok()) return rendered.status();

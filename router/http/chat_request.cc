@@ -169,7 +169,8 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(const Json& body) {
   fields.Find("parallel_tool_calls");
   if (!chat->tools().empty()) request.tools = ToolNames(&fields, *fields.Array("tools"));
   if (!request.tools.empty() && sampling->has_constraint()) {
-    fields.Fail("tools", "cannot be called by an answer that response_format constrains; send one of the two, or tool_choice none");
+    fields.Fail("tools", absl::StrCat("cannot be called by an answer that ", request.constraint_field,
+                                      " constrains; send one of the two, or tool_choice none"));
   }
   if (!fields.ok()) return fields.status();
   request.prompts.push_back(std::move(common));

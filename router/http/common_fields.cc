@@ -102,7 +102,7 @@ void ReadCommon(JsonFields* fields, OpenAiRequest* request, v1::GenerateRequest*
   ReadStream(fields, request);
   request->n = prompt->sampling().has_n() ? prompt->sampling().n() : 1;
   request->return_token_ids = fields->Bool("return_token_ids").value_or(false);
-  ReadConstraint(fields, prompt->mutable_sampling());
+  request->constraint_field = ReadConstraint(fields, prompt->mutable_sampling());
   RefuseUnsupported(fields);
 }
 

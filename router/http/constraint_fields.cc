@@ -14,6 +14,9 @@ class ConstraintReader {
  public:
   ConstraintReader(JsonFields* fields, v1::SamplingParams* sampling) : fields_(fields), sampling_(sampling) {}
 
+  // The name of the field that asked for a constraint; empty: none did.
+  const std::string& found() const { return found_; }
+
   void Read() {
     if (const Json* format = fields_->Object("response_format"); format != nullptr) ReadResponseFormat(*format);
     Schema(fields_, "guided_json");
@@ -36,10 +39,11 @@ class ConstraintReader {
  private:
   v1::Constraint* New(JsonFields* fields, const std::string& name) {
     if (!found_.empty()) {
-      fields->Fail(name, absl::StrCat("cannot be given together with ", found_, ": the text can satisfy one constraint only"));
+      fields->Fail(name, absl::StrCat("cannot be given together with ", found_,
+                                      ": the text can satisfy one constraint only"));
       return nullptr;
     }
-    found_ = name;
+    found_ = fields->PathOf(name);
     return sampling_->mutable_constraint();
   }
 
@@ -47,14 +51,14 @@ class ConstraintReader {
     JsonFields inner(format, "response_format.");
     const std::string type = inner.String("type").value_or("");
     if (type == "json_object") {
-      New(&inner, "response_format")->set_json_object(true);
+      New(&inner, "type")->set_json_object(true);
     } else if (type == "json_schema") {
       const Json* wrapper = inner.Object("json_schema");
       const auto schema = wrapper == nullptr ? Json::const_iterator() : wrapper->find("schema");
       if (wrapper == nullptr || schema == wrapper->end() || !(schema->is_object() || schema->is_boolean())) {
         inner.Fail("json_schema.schema", "must be a JSON Schema");
       } else {
-        New(&inner, "response_format")->set_json_schema(Dump(*schema));
+        New(&inner, "json_schema.schema")->set_json_schema(Dump(*schema));
       }
     } else if (type == "structural_tag") {
       inner.Fail("type", "structural_tag is not supported; json_object and json_schema are");
@@ -107,6 +111,10 @@ class ConstraintReader {
 
 }  // namespace
 
-void ReadConstraint(JsonFields* fields, v1::SamplingParams* sampling) { ConstraintReader(fields, sampling).Read(); }
+std::string ReadConstraint(JsonFields* fields, v1::SamplingParams* sampling) {
+  ConstraintReader reader(fields, sampling);
+  reader.Read();
+  return reader.found();
+}
 
 }  // namespace baton::router::http

@@ -246,11 +246,11 @@ void Generation::BeginStream() {
 
 void Generation::Fail(const absl::Status& status) {
   if (streaming_) {
-    exchange_->Write(absl::StrCat("data: ", StreamError(status), "\n\n"));
+    exchange_->Write(absl::StrCat("data: ", StreamError(status, request_.constraint_field), "\n\n"));
     exchange_->Write("data: [DONE]\n\n");
     return exchange_->End();
   }
-  rpc::HttpResponse response = ErrorResponse(status);
+  rpc::HttpResponse response = ErrorResponse(status, request_.constraint_field);
   response.headers.insert(options_.headers.begin(), options_.headers.end());
   options_.on_status(response.status);
   exchange_->Respond(std::move(response));

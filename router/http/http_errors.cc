@@ -15,14 +15,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // "sampling.top_p" is "top_p" to an HTTP client.
-std::string PublicField(absl::string_view field) {
+std::string PublicField(absl::string_view field, const std::string& constraint_field) {
   if (field == "input") return "prompt";
   if (absl::ConsumePrefix(&field, "token_ids.ids")) return absl::StrCat("prompt", field);
   if (absl::ConsumePrefix(&field, "token_ids")) return absl::StrCat("tokens", field);
   absl::ConsumePrefix(&field, "sampling.");
   absl::ConsumePrefix(&field, "chat.");
-  if (field == "constraint.json_schema") return "response_format.json_schema.schema";
-  if (absl::ConsumePrefix(&field, "constraint.")) return absl::StrCat("structured_outputs.", field);
+  if (absl::StartsWith(field, "constraint") && !constraint_field.empty()) return constraint_field;
   if (absl::ConsumePrefix(&field, "template_arguments")) return absl::StrCat("chat_template_kwargs", field);
   return std::string(field);
 }
@@ -40,10 +39,10 @@ int HttpCodeOf(const absl::Status& status) {
   return RuleFor(status.code()).http_code;
 }
 
-rpc::HttpResponse ErrorResponse(const absl::Status& status) {
+rpc::HttpResponse ErrorResponse(const absl::Status& status, const std::string& constraint_field) {
   const int code = HttpCodeOf(status);
   const std::string field = FieldOf(status);
-  const std::string param = PublicField(field);
+  const std::string param = PublicField(field, constraint_field);
   rpc::HttpResponse response = rpc::HttpError(code, RuleFor(status.code()).name, PublicMessage(status, field, param),
                                               param, absl::AsciiStrToLower(ReasonOf(status)));
   if (code == 401) response.headers["WWW-Authenticate"] = "Bearer";
@@ -60,8 +59,8 @@ rpc::HttpResponse ErrorResponse(const absl::Status& status) {
   return response;
 }
 
-std::string StreamError(const absl::Status& status) {
-  Json error = Json::parse(ErrorResponse(status).body, nullptr, false);
+std::string StreamError(const absl::Status& status, const std::string& constraint_field) {
+  Json error = Json::parse(ErrorResponse(status, constraint_field).body, nullptr, false);
   error["error"]["code"] = HttpCodeOf(status);
   return error.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

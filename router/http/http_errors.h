@@ -12,11 +12,11 @@
 namespace baton::router::http {
 
 // Before the first byte of an answer: HTTP status and body, fields under OpenAI's names, Retry-After and
-// x-should-retry.
-rpc::HttpResponse ErrorResponse(const absl::Status& status);
+// x-should-retry. `constraint_field`: the client's name for the constraint, if the request has one.
+rpc::HttpResponse ErrorResponse(const absl::Status& status, const std::string& constraint_field = "");
 
 // Within a stream: {"error":{"message":...,"type":...,"param":null,"code":503}}.
-std::string StreamError(const absl::Status& status);
+std::string StreamError(const absl::Status& status, const std::string& constraint_field = "");
 
 // 400, 404, 429, ... as the table in common/status.h.
 int HttpCodeOf(const absl::Status& status);

@@ -33,6 +33,8 @@ class JsonFields {
   const Json* Object(const std::string& name);
   const Json* Array(const std::string& name);
 
+  // As errors name it.
+  std::string PathOf(const std::string& name) const { return path_ + name; }
   // INVALID_ARGUMENT of a field.
   void Fail(const std::string& name, absl::string_view description);
   void Fail(absl::Status status) {

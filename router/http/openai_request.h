@@ -31,6 +31,7 @@ struct OpenAiRequest {
   bool return_token_ids = false;
   std::set<std::string> tools;  // names; empty: the output is not searched for calls
   bool one_tool_call = false;
+  std::string constraint_field;  // which field asked for the constraint, "guided_json"; empty: none
   std::vector<std::string> ignored;  // fields that mean nothing here
 };
 
@@ -44,8 +45,9 @@ void ReadChat(JsonFields* fields, v1::Chat* chat);
 // What both have in common. `fields` keeps the error.
 void ReadCommon(JsonFields* fields, OpenAiRequest* request, v1::GenerateRequest* prompt);
 
-// response_format, guided_* and structured_outputs. What they say is judged behind the door (constraint/compile.h).
-void ReadConstraint(JsonFields* fields, v1::SamplingParams* sampling);
+// response_format, guided_* and structured_outputs; returns the name of the one that is there. What they say is judged
+// behind the door (constraint/compile.h).
+std::string ReadConstraint(JsonFields* fields, v1::SamplingParams* sampling);
 
 // The common fields that would change the answer and cannot be honoured: refused. Those that change nothing: read.
 void RefuseUnsupported(JsonFields* fields);

@@ -23,7 +23,9 @@ Json AnyOf(std::vector<Json> options) { return {{"anyOf", options}}; }
 Json TokenId() { return {{"type", "integer"}, {"minimum", 0}, {"maximum", INT32_MAX}}; }
 
 Json JsonObject() { return {{"type", {"object", "null"}}}; }
-Json Choices() { return {{"type", {"array", "null"}}, {"items", {{"type", "string"}, {"minLength", 1}}}, {"minItems", 1}}; }
+Json Choices() {
+  return {{"type", {"array", "null"}}, {"items", {{"type", "string"}, {"minLength", 1}}}, {"minItems", 1}};
+}
 
 Json CommonFields() {
   const Json stop = {{"type", "string"}, {"minLength", 1}, {"maxLength", kMaxStopBytes}};
@@ -54,7 +56,8 @@ Json CommonFields() {
           {"return_token_ids", Boolean()},
           {"response_format",
            {{"type", {"object", "null"}},
-            {"properties", {{"type", {{"enum", {"text", "json_object", "json_schema"}}}}, {"json_schema", JsonObject()}}},
+            {"properties",
+             {{"type", {{"enum", {"text", "json_object", "json_schema"}}}}, {"json_schema", JsonObject()}}},
             {"required", {"type"}}}},
           {"guided_json", {{"type", {"object", "string", "boolean", "null"}}}},
           {"guided_regex", String()},
@@ -66,6 +69,8 @@ Json CommonFields() {
                             {"choice", Choices()},
                             {"json_object", Boolean()}}}}}};
 }
+
+Json PoolSize() { return {{"type", "integer"}, {"minimum", 1}, {"maximum", 64}}; }
 
 Json ObjectOf(Json properties, std::vector<std::string> required) {
   Json object = {{"type", "object"}, {"properties", std::move(properties)}};
@@ -111,7 +116,13 @@ Json Schemas() {
                                         {"add_special_tokens", Boolean()},
                                         {"return_token_strs", Boolean()}},
                                        {})},
-          {"DetokenizeRequest", ObjectOf({{"model", String()}, {"tokens", ListOf(TokenId())}}, {"tokens"})}};
+          {"DetokenizeRequest", ObjectOf({{"model", String()}, {"tokens", ListOf(TokenId())}}, {"tokens"})},
+          {"DrainRequest", ObjectOf({{"worker", {{"type", "string"}}}}, {"worker"})},
+          {"ScaleRequest",
+           {{"type", "object"},
+            {"properties", {{"prefill", PoolSize()}, {"decode", PoolSize()}}},
+            {"additionalProperties", false},
+            {"minProperties", 1}}}};
 }
 
 Json Content(const char* type, Json schema) { return {{type, {{"schema", std::move(schema)}}}}; }
@@ -119,7 +130,9 @@ Json Content(const char* type, Json schema) { return {{type, {{"schema", std::mo
 Json Responses(Json ok) {
   const Json error = {{"description", "an error"}, {"content", Content("application/json", Ref("Error"))}};
   Json responses = {{"200", {{"description", "success"}, {"content", std::move(ok)}}}};
-  for (const char* code : {"400", "404", "413", "415", "429", "500", "503", "504"}) responses[code] = error;
+  for (const char* code : {"400", "401", "403", "404", "405", "408", "413", "415", "429", "431", "500", "503", "504"}) {
+    responses[code] = error;
+  }
   return responses;
 }
 
@@ -132,6 +145,20 @@ Json Post(const char* summary, const char* schema, bool streams) {
             {"responses", Responses(std::move(ok))}}}};
 }
 
+Json PathParameter(const char* name) {
+  const Json schema = {{"type", "string"}, {"minLength", 1}};
+  return Json::array({{{"name", name}, {"in", "path"}, {"required", true}, {"schema", schema}}});
+}
+
+// Buttons of the console, with --console admin: they want the headers that only a page of the same origin sends.
+Json Button(const char* summary, const char* schema) {
+  Json path = Post(summary, schema, false);
+  path["post"]["parameters"] = Json::array(
+      {{{"name", "X-Baton-Console"}, {"in", "header"}, {"required", true}, {"schema", {{"const", "1"}}}},
+       {{"name", "Origin"}, {"in", "header"}, {"required", true}, {"schema", {{"type", "string"}}}}});
+  return path;
+}
+
 Json Get(const char* summary, const char* type = "application/json") {
   const Json ok = Content(type, {{"type", type == std::string("application/json") ? "object" : "string"}});
   return {{"get", {{"summary", summary}, {"responses", Responses(ok)}}}};
@@ -141,8 +168,9 @@ Json Get(const char* summary, const char* type = "application/json") {
 
 std::string OpenApiDocument() {
   Json one_model = Get("One model");
-  one_model["get"]["parameters"] =
-      Json::array({{{"name", "model"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}}});
+  one_model["get"]["parameters"] = PathParameter("model");
+  Json one_request = Get("One of them: its journey, in milliseconds, and its placement");
+  one_request["get"]["parameters"] = PathParameter("id");
   const Json document = {
       {"openapi", "3.1.0"},
       {"info",
@@ -159,7 +187,14 @@ std::string OpenApiDocument() {
         {"/health/ready", Get("as /health")},
         {"/ping", Get("200 while the process runs")},
         {"/version", Get("The server's version")},
-        {"/metrics", Get("Prometheus metrics", "text/plain")}}},
+        {"/metrics", Get("Prometheus metrics", "text/plain")},
+        // Not with --console off.
+        {"/baton/cluster", Get("State of the cluster, baton.v1.ClusterStatus as JSON")},
+        {"/baton/requests", Get("The latest requests that ended")},
+        {"/baton/requests/{id}", one_request},
+        {"/baton/load", Get("Each of the last 600 seconds")},
+        {"/baton/drain", Button("Drain a worker", "DrainRequest")},
+        {"/baton/scale", Button("Another number of workers, of a cluster that baton up runs", "ScaleRequest")}}},
       {"components", {{"schemas", Schemas()}}}};
   return document.dump(1) + "\n";
 }

@@ -113,5 +113,20 @@ TEST_F(ToolsTest, AnswersOfToolsAreRendered) {
   EXPECT_EQ(Prompt(), "user: q\nassistant: [f {\"b\": 1, \"a\": [2]}]\ntool: 42\n");
 }
 
+// Clients repeat a call with its content null; a template that adds content to a text could not render that.
+TEST_F(HttpFixture, NullContentBesideToolCallsIsRenderedByTemplatesThatKnowNoNone) {
+  const std::string chat_template = "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}";
+  ASSERT_TRUE(fakes::WriteTinyGguf({.context_length = 2048, .chat_template = chat_template}, model_path_).ok());
+  StartRouter();
+  const std::string body =
+      R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"id":"c",)"
+      R"("type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c",)"
+      R"("content":"b"}]})";
+  const HttpReply reply = Post("/tokenize", body);
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  const Json prompt = Parse(Post("/detokenize", Json{{"tokens", Parse(reply)["tokens"]}}.dump()));
+  EXPECT_EQ(prompt["prompt"], "user:aassistant:tool:b");
+}
+
 }  // namespace
 }  // namespace baton::router
