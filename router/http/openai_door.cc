@@ -91,7 +91,7 @@ void OpenAiDoor::AddHandlers(rpc::HttpServer* server) {
   server->Handle("GET", "/v1/models", [this](const rpc::HttpRequest& request) { return Models(request); });
   server->Handle("GET", "/v1/models/*", [this](const rpc::HttpRequest& request) { return OneModel(request); });
   server->Handle("GET", "/version", [](const rpc::HttpRequest&) { return JsonResponse({{"version", kVersion}}); });
-  server->Handle("GET", "/ping", [](const rpc::HttpRequest&) { return rpc::HttpResponse(); });
+  server->Handle("GET", "/ping", [](const rpc::HttpRequest&) { return JsonResponse(Json::object()); });
   server->Handle("GET", "/openapi.json", [document = OpenApiDocument()](const rpc::HttpRequest&) {
     rpc::HttpResponse response;
     response.body = document;
