@@ -18,7 +18,7 @@ class MoreClientsTest : public ::testing::Test {
     const std::string packages = absl::StrCat(
         cache != nullptr ? std::string(cache) : absl::StrCat(getenv("HOME"), "/.cache/baton"), "/python/", name);
     struct stat info;
-    ASSERT_EQ(stat(packages.c_str(), &info), 0) << packages << " is missing; run scripts/setup --full";
+    ASSERT_EQ(stat(packages.c_str(), &info), 0) << packages << " is missing; run scripts/setup --tests, or --full";
     const std::string tokenizer = absl::StrCat(getenv("TEST_TMPDIR"), "/tokenizer");
     auto exported = Process::Start({"cli/baton", "tokenizer", "export", tokenizer, "--force", "--model=" + SmolLm2()});
     ASSERT_TRUE(exported.ok()) << exported.status();
@@ -44,6 +44,8 @@ class MoreClientsTest : public ::testing::Test {
     EXPECT_TRUE(quiet.ok()) << quiet;
   }
 };
+
+TEST_F(MoreClientsTest, Grpcio) { Run("grpcio", "grpcio_client.py"); }
 
 TEST_F(MoreClientsTest, LangchainOpenAi) { Run("langchain", "langchain_client.py"); }
 
