@@ -97,6 +97,7 @@ class HandoverFaultsTest : public testing::Test {
           continue;
         }
         ++failed_;
+        printf("%s: %d %s\n", request.request_id().c_str(), got.status.error_code(), got.status.error_message().c_str());
         EXPECT_EQ(TokenDifference(got, test->want_[i]), "") << request.request_id();
         const bool poison = got.status.error_code() == grpc::StatusCode::INTERNAL &&
                             absl::StrContains(got.status.error_message(), "two workers in a row");
