@@ -14,6 +14,11 @@ constexpr absl::Duration kMinWindow = absl::Milliseconds(300);
 constexpr absl::Duration kForgetAfter = absl::Seconds(10);      // without a queue
 // What is promised must hold although the forecast is a mean.
 constexpr double kMargin = 1.1;
+// Under overload the queue is always as long as the forecast lets it be, so that every wait is near the limit: then how
+// wrong forecasts were of late decides how many are refused late.
+constexpr double kMaxMargin = 2;
+constexpr size_t kErrors = 64, kMinErrors = 8;
+constexpr absl::Duration kShortestJudged = absl::Milliseconds(50);
 constexpr absl::Duration kMinRetry = absl::Milliseconds(100);
 constexpr absl::Duration kMaxRetry = absl::Seconds(60);
 
@@ -98,14 +103,29 @@ absl::Duration Admission::WaitBefore(const Key& key, const Forecast& forecast, a
   return absl::Seconds(static_cast<double>(ahead) / rate);
 }
 
-absl::Status Admission::CheckForecast(const Applicant& a, const Forecast& forecast, absl::Time now) const {
+double Admission::WaitMargin() const {
+  if (errors_.size() < kMinErrors) return kMargin;
+  std::vector<double> sorted(errors_.begin(), errors_.end());
+  const auto ninth = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() * 9 / 10);
+  std::nth_element(sorted.begin(), ninth, sorted.end());
+  return std::clamp(*ninth, kMargin, kMaxMargin);
+}
+
+void Admission::NoteWait(absl::Duration forecast, absl::Duration waited) {
+  if (forecast < kShortestJudged) return;
+  errors_.push_back(absl::FDivDuration(waited, forecast));
+  if (errors_.size() > kErrors) errors_.pop_front();
+}
+
+absl::Status Admission::CheckForecast(const Applicant& a, const Forecast& forecast, absl::Duration wait,
+                                      absl::Time now) const {
   const Promise& promised = promise(a.priority);
   if (forecast.itl > promised.itl) {
     return Refuse(absl::StrCat("the decode workers are too busy: tokens would come every ", Ms(forecast.itl),
                                " ms, and ", Ms(promised.itl), " ms are promised"),
                   "PREDICTED_ITL", absl::Seconds(1));
   }
-  const absl::Duration ttft = kMargin * (WaitBefore(KeyOf(a), forecast, now) + forecast.ttft);
+  const absl::Duration ttft = WaitMargin() * wait + kMargin * forecast.ttft;
   const absl::Duration left = std::min(promised.ttft, a.deadline - a.arrival) - (now - a.arrival);
   if (ttft <= left) return absl::OkStatus();
   const std::string words = absl::StrCat("the first token would take about ", Ms(ttft), " ms, and ", Ms(left));
@@ -129,22 +149,25 @@ absl::Status Admission::Arrive(const Applicant& a, const Forecast& forecast, abs
                                " that may (max_queue_tokens)"),
                   "QUEUE_FULL", std::max(wait / 4, absl::Seconds(1)));
   }
-  if (absl::Status status = CheckForecast(a, forecast, now); !status.ok()) return status;
+  const absl::Duration wait = WaitBefore(KeyOf(a), forecast, now);
+  if (absl::Status status = CheckForecast(a, forecast, wait, now); !status.ok()) return status;
   tenant->requests -= 1;
   tenant->tokens -= static_cast<double>(a.prompt_tokens + a.output_tokens);
   ++tenant->running;
-  Enqueue(a, true, now);
+  Enqueue(a, true, wait, now);
   return absl::OkStatus();
 }
 
-void Admission::WaitAgain(const Applicant& applicant, absl::Time now) { Enqueue(applicant, false, now); }
+void Admission::WaitAgain(const Applicant& applicant, absl::Time now) {
+  Enqueue(applicant, false, absl::ZeroDuration(), now);
+}
 
-void Admission::Enqueue(const Applicant& a, bool first, absl::Time now) {
+void Admission::Enqueue(const Applicant& a, bool first, absl::Duration forecast, absl::Time now) {
   Admitted& admitted = admitted_[a.id];
   if (admitted.waiting) return;
   AdvanceBusy(now);
   admitted = {a.tenant, KeyOf(a), true};
-  queue_.emplace(admitted.key, Waiter{a, now, first});
+  queue_.emplace(admitted.key, Waiter{a, now, first, forecast});
   queued_tokens_ += a.prompt_tokens;
   ++queued_of_[static_cast<size_t>(a.priority)];
 }
@@ -168,6 +191,7 @@ void Admission::Leave(uint64_t id) {
 void Admission::AdvanceBusy(absl::Time now) {
   if (now - last_ > kForgetAfter) {
     takings_.clear();
+    errors_.clear();
     taken_ = 0;
     busy_since_ = busy_;
   } else if (!queue_.empty()) {
@@ -196,12 +220,13 @@ void Admission::Offer(absl::Time now, absl::FunctionRef<Verdict(uint64_t id)> pl
     const Key key = it->first;
     const uint64_t id = waiter.applicant.id, tokens = waiter.applicant.prompt_tokens;
     const bool overtakable = now - waiter.since < kOvertakeFor;
-    const bool waited = now - waiter.since > absl::Milliseconds(1);
+    const absl::Duration forecast = waiter.forecast, waited = now - waiter.since;
     if (place(id) == Verdict::kTaken) {
       // Who did not wait says nothing of how fast the queue moves.
-      if (waited) {
+      if (waited > absl::Milliseconds(1)) {
         takings_.push_back({busy_, tokens});
         taken_ += tokens;
+        NoteWait(forecast, waited);
       }
       Dequeue(&admitted_.at(id));
     } else if (!overtakable || ++overtaken > kOvertakers) {
@@ -226,6 +251,7 @@ std::vector<std::pair<uint64_t, absl::Status>> Admission::Expire(absl::Time now,
       out.emplace_back(a.id, Refuse(absl::StrCat("waited ", Ms(waited), " ms, and the first token was promised within ",
                                                  Ms(promise(a.priority).ttft), " ms"),
                                     "PREDICTED_TTFT", absl::Seconds(1)));
+      NoteWait(waiter.forecast, waited);
     }
   }
   for (const auto& [id, status] : out) Dequeue(&admitted_.at(id));

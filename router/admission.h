@@ -106,6 +106,7 @@ class Admission {
     Applicant applicant;
     absl::Time since;
     bool first = true;
+    absl::Duration forecast;  // of its wait
   };
   struct Tenant {
     double requests = 0, tokens = 0;  // that may be used now
@@ -119,13 +120,17 @@ class Admission {
   };
 
   Key KeyOf(const Applicant& applicant) const;
-  void Enqueue(const Applicant& applicant, bool first, absl::Time now);
+  void Enqueue(const Applicant& applicant, bool first, absl::Duration forecast, absl::Time now);
   void Dequeue(Admitted* admitted);
   Tenant* TenantOf(const std::string& name, absl::Time now);
   absl::Status CheckTenant(const Applicant& applicant, Tenant* tenant) const;
   // Until the queue before `key` is worked off.
   absl::Duration WaitBefore(const Key& key, const Forecast& forecast, absl::Time now) const;
-  absl::Status CheckForecast(const Applicant& applicant, const Forecast& forecast, absl::Time now) const;
+  absl::Status CheckForecast(const Applicant& applicant, const Forecast& forecast, absl::Duration wait,
+                             absl::Time now) const;
+  // What a forecast of a wait is multiplied by, so that nine in ten waits are no longer.
+  double WaitMargin() const;
+  void NoteWait(absl::Duration forecast, absl::Duration waited);
   // Tokens a second that leave the queue while something waits, over the last seconds of such time; 0: not known.
   double MeasuredRate(absl::Time now) const;
   void AdvanceBusy(absl::Time now);
@@ -147,6 +152,7 @@ class Admission {
   absl::Duration busy_;
   absl::Duration busy_since_;  // takings before are not known
   absl::Time last_ = absl::InfinitePast();
+  std::deque<double> errors_;  // waits by their forecasts, the newest last
 };
 
 }  // namespace baton::router

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <utility>
+#include <vector>
+
 #include "common/status.h"
 
 namespace baton::router {
@@ -219,6 +223,35 @@ TEST_F(AdmissionTest, HowFastTheQueueMovesIsMeasured) {
   }
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(admission.Arrive(Make(id++, 1000), forecast, now_).ok()) << i;
   EXPECT_EQ(ReasonOf(admission.Arrive(Make(id++, 1000), forecast, now_)), "PREDICTED_TTFT");
+}
+
+// Under overload the queue is as long as the forecast allows, so that every wait is at the limit. Workers that pause now and
+// then make the mean a bad forecast: from the waits themselves the queue learns to promise less.
+TEST_F(AdmissionTest, WhatIsAdmittedUnderOverloadIsRarelyRefusedLate) {
+  options_.promises[1].ttft = absl::Seconds(1);
+  Admission admission(options_);
+  Forecast forecast;
+  forecast.tokens_per_second = 3000;  // what nobody reaches
+  constexpr int kSteps = 12000;       // of 10 ms
+  int admitted = 0, taken = 0, late = 0, able = 0;
+  uint64_t id = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    now_ += absl::Milliseconds(10);
+    const bool counted = step > kSteps / 4;
+    if (admission.Arrive(Make(++id), forecast, now_).ok()) admitted += counted;  // ten times what can be done
+    late += counted * static_cast<int>(admission.Expire(now_, Why).size());
+    const int phase = step % 150;
+    if (phase >= 110 || phase % 8 != 0) continue;  // one in 80 ms for 1.1 s, then nothing for 0.4 s
+    able += counted;
+    bool first = true;
+    admission.Offer(now_, [&](uint64_t) {
+      if (!std::exchange(first, false)) return Admission::Verdict::kNoRoom;
+      taken += counted;
+      return Admission::Verdict::kTaken;
+    });
+  }
+  EXPECT_GT(taken, able * 95 / 100) << "workers stood still although requests came";
+  EXPECT_LT(late, admitted / 20) << late << " of " << admitted << " admitted ones waited in vain";
 }
 
 }  // namespace
