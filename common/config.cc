@@ -99,6 +99,7 @@ constexpr Rule kRules[] = {
     {"worker_timeout_ms", "1500", "1500", 100, kDayMs},
     {"drain_timeout_ms", "30000", "30000", 0, kDayMs},
     {"default_deadline_ms", "600000", "600000", 1, kDayMs},
+    {"engine_stall_ms", "300000", "300000", 0, kDayMs},
     {"exit_with_parent", "false", "false"},
     {"mode", "auto", "auto", 0, 0, "auto disaggregated aggregated"},
     {"warm_up", "true", "true"},

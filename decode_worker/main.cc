@@ -155,6 +155,7 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                      .prefixes = [&service](uint64_t version) { return service.prefixes(version); },
                      .drain = [&service] { service.Drain(); },
                      .idle = [&service] { return service.idle(); },
+                     .activity = [&model] { return (*model)->engine()->activity(); },
                      .on_heartbeat =
                          [&links](const v1::HeartbeatResponse& answer) {
                            links->SetPeers({answer.peers().begin(), answer.peers().end()});

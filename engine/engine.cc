@@ -1,7 +1,10 @@
 // The engine's thread and inbox around EngineCore.
 #include "engine/engine.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -44,6 +47,7 @@ class EngineThread : public Engine {
       : max_queue_(options.max_queue), clock_(clock), core_(std::move(core)), load_(core_->load()) {
     core_->pool()->SetReleaseCallback([wakeup = wakeup_] { wakeup->Set(); });
     thread_ = std::thread([this] { Run(); });
+    pthread_setname_np(thread_.native_handle(), "engine");
   }
 
   ~EngineThread() override {
@@ -119,6 +123,9 @@ class EngineThread : public Engine {
     return load;
   }
 
+  // Without the lock: a thread that stands still may hold it.
+  Activity activity() const override { return {turns_, has_work_, absl::Nanoseconds(longest_step_ns_.load())}; }
+
   kvcache::PrefixJournal::Report prefixes_since(uint64_t version) const override {
     return core_->journal()->Since(version);
   }
@@ -155,6 +162,7 @@ class EngineThread : public Engine {
     {
       MutexLock lock(&mu_);
       inbox_.push_back(std::move(command));
+      has_work_ = true;
     }
     wakeup_->Set();
   }
@@ -171,6 +179,8 @@ class EngineThread : public Engine {
         stop = stop_;
         busy_ = true;
       }
+      has_work_ = true;
+      ++turns_;
       for (Command& command : commands) command();
       const bool had_commands = !commands.empty();
       commands.clear();  // what they own (sinks, leases) goes before the engine may look idle
@@ -178,10 +188,17 @@ class EngineThread : public Engine {
         core_->EndAll(absl::CancelledError("the engine stopped"));
         return;
       }
+      const absl::Time begin = clock_->Now();
       progress = core_->Step() || had_commands;
+      const absl::Duration took = clock_->Now() - begin;
       MutexLock lock(&mu_);
+      const int64_t steps = load_.steps;
       load_ = core_->load();
+      if (load_.steps != steps) {
+        longest_step_ns_ = std::max(longest_step_ns_.load(), std::max<int64_t>(1, absl::ToInt64Nanoseconds(took)));
+      }
       busy_ = progress && !core_->Quiet();
+      has_work_ = busy_ || !inbox_.empty();
     }
   }
 
@@ -202,6 +219,9 @@ class EngineThread : public Engine {
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
   EngineLoad load_ ABSL_GUARDED_BY(mu_);
+  std::atomic<uint64_t> turns_{0};  // of Run
+  std::atomic<bool> has_work_{false};
+  std::atomic<int64_t> longest_step_ns_{0};
   std::thread thread_;
 };
 

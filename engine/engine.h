@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/stall_watch.h"
 #include "engine/request.h"
 #include "engine/step_cost.h"
 #include "kvcache/block_pool.h"
@@ -91,6 +92,8 @@ class Engine {
   virtual bool Idle() const = 0;
 
   virtual EngineLoad load() const = 0;
+  // Whether the engine gets on. Waits for nothing that its thread may hold for long.
+  virtual Activity activity() const = 0;
   // Names of the prefixes in the cache (none without prefix_cache).
   virtual kvcache::PrefixJournal::Report prefixes_since(uint64_t version) const = 0;
   virtual kernels::KvLayout kv_layout() const = 0;

@@ -113,7 +113,8 @@ absl::Status Run(const v1::Config& config, ShutdownSignals* signals) {
                                          {.load = [&service] { return service.load(); },
                                           .prefixes = [&service](uint64_t v) { return service.prefixes(v); },
                                           .drain = [&service] { service.Drain(); },
-                                          .idle = [&service] { return service.idle(); }});
+                                          .idle = [&service] { return service.idle(); },
+                     .activity = [&model] { return (*model)->engine()->activity(); }});
   if (history_client != nullptr) history_client->Shutdown();
   for (const auto& transport : *transports) transport->Shutdown();
   exporter.ReleaseAll();

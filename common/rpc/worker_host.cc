@@ -146,6 +146,22 @@ absl::Status WorkerHost::StartRegistrations(v1::WorkerInfo info) {
   return absl::OkStatus();
 }
 
+std::unique_ptr<StallWatch> WorkerHost::WatchForStalls() const {
+  if (config_.engine_stall_ms() == 0 || !hooks_.activity) return nullptr;
+  return std::make_unique<StallWatch>(
+      absl::Milliseconds(config_.engine_stall_ms()), hooks_.activity, [](absl::Duration stalled) {
+        // Nothing can be cleaned up behind a thread that holds who knows what. Connections that break tell the router more
+        // than any answer would.
+        const std::string reason =
+            absl::StrCat("the engine has been busy with one step for ", absl::ToInt64Milliseconds(stalled),
+                         " ms (engine_stall_ms); the process ends, so that its requests go elsewhere. If steps may take that "
+                         "long here, set engine_stall_ms higher, or max_batch_tokens lower");
+        LogError(reason);
+        EmitEvent("failed", "reason", reason);
+        _exit(1);
+      });
+}
+
 absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks) {
   hooks_ = std::move(hooks);
   info.set_name(name_);
@@ -169,6 +185,7 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
     MutexLock lock(&mu_);
     address_ = server_->address();
   }
+  const std::unique_ptr<StallWatch> watch = WatchForStalls();
   server_->SetServing(true);
   served_ = true;
   serving_ = true;

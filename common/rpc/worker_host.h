@@ -18,6 +18,7 @@
 #include "common/rpc/http_server.h"
 #include "common/rpc/server.h"
 #include "common/shutdown.h"
+#include "common/stall_watch.h"
 #include "proto/config.pb.h"
 #include "proto/worker.grpc.pb.h"
 
@@ -32,6 +33,8 @@ struct WorkerHooks {
   std::function<void()> drain;
   // True when no request runs and no ticket is outstanding.
   std::function<bool()> idle;
+  // Whether the worker's loop gets on; may be empty. Waits for nothing.
+  std::function<Activity()> activity = {};
   // The router's answer to each heartbeat; may be empty. Returns at once.
   std::function<void(const v1::HeartbeatResponse&)> on_heartbeat = {};
 };
@@ -71,6 +74,7 @@ class WorkerHost {
   class Service;
 
   absl::Status StartRegistrations(v1::WorkerInfo info);
+  std::unique_ptr<StallWatch> WatchForStalls() const;  // null: not wanted
   void OnRegistration(const std::string& router, const absl::Status& status, int others);
   absl::Status Drain();
 

@@ -75,6 +75,7 @@ class SimEngine final : public engine::Engine {
   void Drain() override {
     Post([this] { core_->Drain(); });
   }
+  Activity activity() const override { return {}; }
   bool Idle() const override {
     const kvcache::Ledger ledger = core_->pool()->ledger();
     return inbox_.empty() && core_->Quiet() && ledger.leased == 0 && ledger.quarantined == 0;
