@@ -1,5 +1,6 @@
-// Starts a cluster of the packaged model and runs more clients that people already have against it, unchanged, each with
-// the packages of its own folder. No network: what wants a tokenizer gets the folder that `baton tokenizer export` makes.
+// Starts a cluster of the packaged model and runs more clients that people already have against it, unchanged, each
+// with the packages of its own folder. No network: what wants a tokenizer gets the folder that `baton tokenizer export`
+// makes.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/stat.h>

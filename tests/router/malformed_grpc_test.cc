@@ -1,5 +1,5 @@
-// Malformed calls at the two gRPC doors, the same ones in every run: messages that are noise or damaged, and connections
-// whose HTTP/2 or gRPC framing is. Whatever they are, the server ends the call or hangs up, and lives.
+// Malformed calls at the two gRPC doors, the same ones in every run: messages that are noise or damaged, and
+// connections whose HTTP/2 or gRPC framing is. Whatever they are, the server ends the call or hangs up, and lives.
 // BATON_MALFORMED=100000 for the long count.
 #include <grpcpp/generic/generic_stub.h>
 
