@@ -80,6 +80,7 @@ std::string Generation::Add(const v1::GenerateResponse& event, int* choice_index
       summary_ = event.summary();
       has_summary_ = true;
       return "";
+    case v1::GenerateResponse::kTokens:  // RemoteGenerator takes them apart
     case v1::GenerateResponse::EVENT_NOT_SET:
       break;
   }

@@ -7,6 +7,7 @@
 #include "common/read_file.h"
 #include "common/rpc/channel.h"
 #include "common/status.h"
+#include "common/validate_request.h"
 
 namespace baton::cli {
 namespace {
@@ -97,12 +98,22 @@ absl::Status RemoteGenerator::Generate(const v1::GenerateRequest& request,
     MutexLock lock(&mu_);
     running_ = &context;
   }
+  v1::GenerateRequest joined = request;
+  joined.set_tokens_per_message(kMaxTokensPerMessage);
   bool any = false;
   v1::GenerateResponse event;
-  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader = stub_->Generate(&context, request);
+  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader = stub_->Generate(&context, joined);
   while (reader->Read(&event)) {
     any = true;
-    on_event(event);
+    if (!event.has_tokens()) {
+      on_event(event);
+      continue;
+    }
+    for (v1::TokenEvent& token : *event.mutable_tokens()->mutable_tokens()) {
+      v1::GenerateResponse one;
+      *one.mutable_token() = std::move(token);
+      on_event(one);
+    }
   }
   const grpc::Status status = reader->Finish();
   {

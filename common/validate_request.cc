@@ -256,6 +256,10 @@ absl::Status ValidateGenerateRequest(const v1::GenerateRequest& request, const M
   if (absl::Status s = CheckRequestId(request.request_id()); !s.ok()) return s;
   if (absl::Status s = CheckModel(request.model(), limits); !s.ok()) return s;
   if (absl::Status s = CheckInput(request, limits); !s.ok()) return s;
+  if (request.tokens_per_message() > kMaxTokensPerMessage) {
+    return InvalidField("tokens_per_message",
+                        absl::StrCat(request.tokens_per_message(), "; at most ", kMaxTokensPerMessage));
+  }
   return ValidateSamplingParams(request.sampling(), limits);
 }
 

@@ -23,6 +23,7 @@ inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxLogprobs = 20;
 inline constexpr int kMaxMessages = 4096;
 inline constexpr size_t kMaxRequestIdBytes = 128;
+inline constexpr uint32_t kMaxTokensPerMessage = 16;
 inline constexpr int kMaxToolCalls = 128;  // of one message
 inline constexpr size_t kMaxToolsBytes = 256 << 10;
 inline constexpr size_t kMaxTemplateArgumentsBytes = 16 << 10;

@@ -400,11 +400,13 @@ DecodeService::DecodeService(const Options& options)
     fetching->Set(fetching_);
     RaiseTo(impossible, static_cast<double>(impossible_));
   });
+  options.model->engine()->AfterSteps([feeds = feeds_] { feeds->Flush(); });
 }
 
 DecodeService::~DecodeService() {
   // The server is down, so every call was cancelled; engine and transport let go of the last ones within a step.
   while (open_calls_ > 0) absl::SleepFor(absl::Milliseconds(1));
+  options_.model->engine()->AfterSteps(nullptr);
 }
 
 kvtransfer::TransportClient* DecodeService::TransportFor(const v1::Ticket& ticket) const {
@@ -538,11 +540,19 @@ void DecodeService::RecordFetch(const std::string& peer, absl::string_view name,
 grpc::ServerWriteReactor<v1::DecodeEvent>* DecodeService::Decode(grpc::CallbackServerContext* context,
                                                                  const v1::DecodeRequest* request) {
   std::shared_ptr<rpc::StreamWriter<v1::DecodeEvent>> writer;
-  Serve(*request, rpc::DeadlineOf(*context), [&writer](std::function<void()> on_cancel) {
+  const MakeStream make_own = [&writer](std::function<void()> on_cancel) {
     writer = rpc::StreamWriter<v1::DecodeEvent>::Create({}, std::move(on_cancel));
     return writer;
+  };
+  Serve(*request, rpc::DeadlineOf(*context), [&](std::function<void()> on_cancel) {
+    return feeds_->Stream(request->feed(), make_own, std::move(on_cancel));
   }, tracing::FromCall(*context));
   return writer.get();
+}
+
+grpc::ServerWriteReactor<v1::FeedBatch>* DecodeService::Feed(grpc::CallbackServerContext* context,
+                                                             const v1::FeedRequest* request) {
+  return feeds_->Open(context, *request);
 }
 
 void DecodeService::Serve(const v1::DecodeRequest& request, absl::Time deadline, const MakeStream& make_stream,
@@ -588,7 +598,10 @@ v1::WorkerLoad DecodeService::load() const { return engine::LoadToProto(options_
 v1::PrefixReport DecodeService::prefixes(uint64_t version) const {
   return engine::PrefixesToProto(options_.model->engine()->prefixes_since(version));
 }
-void DecodeService::Drain() { options_.model->engine()->Drain(); }
+void DecodeService::Drain() {
+  options_.model->engine()->Drain();
+  feeds_->Drain();
+}
 bool DecodeService::idle() const { return open_calls_ == 0 && options_.model->engine()->Idle(); }
 
 }  // namespace baton::decode_worker

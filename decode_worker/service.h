@@ -18,6 +18,7 @@
 #include "common/rpc/event_stream.h"
 #include "common/tracing/tracer.h"
 #include "decode_worker/decode_trace.h"
+#include "decode_worker/feeds.h"
 #include "engine/engine_metrics.h"
 #include "engine/runtime.h"
 #include "kvtransfer/exporter.h"
@@ -55,6 +56,8 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
   // A ticket is checked (shape, MAC, layout, model, request) before anything is done with it.
   grpc::ServerUnaryReactor* UpdateDecode(grpc::CallbackServerContext* context, const v1::UpdateDecodeRequest* request,
                                          v1::UpdateDecodeResponse* response) override;
+  grpc::ServerWriteReactor<v1::FeedBatch>* Feed(grpc::CallbackServerContext* context,
+                                                const v1::FeedRequest* request) override;
 
   // The same whatever carries the calls: gRPC above, virtual messages in tests/sim. `make_stream` is called at once.
   // `trace`: the caller's; `ticket`: as if an update brought it at once (not with local_prefill).
@@ -86,6 +89,7 @@ class DecodeService : public v1::DecodeWorker::CallbackService {
 
   const Options options_;
   const v1::KvLayout layout_;
+  const std::shared_ptr<Feeds> feeds_ = std::make_shared<Feeds>();
   std::atomic<uint64_t> next_call_{0};
   std::atomic<int> open_calls_{0};
   std::atomic<int> fetching_{0};

@@ -95,6 +95,12 @@ class EngineThread : public Engine {
     });
   }
 
+  void AfterSteps(std::function<void()> then) override {
+    auto next = std::make_shared<const std::function<void()>>(std::move(then));
+    MutexLock lock(&mu_);
+    after_steps_.swap(next);  // what the former one held goes without the lock
+  }
+
   void Cancel(const std::string& request_id) override {
     Post([this, request_id] { core_->Cancel(request_id); });
   }
@@ -186,11 +192,13 @@ class EngineThread : public Engine {
       commands.clear();  // what they own (sinks, leases) goes before the engine may look idle
       if (stop) {
         core_->EndAll(absl::CancelledError("the engine stopped"));
+        TellStepped();
         return;
       }
       const absl::Time begin = clock_->Now();
       progress = core_->Step() || had_commands;
       const absl::Duration took = clock_->Now() - begin;
+      TellStepped();
       MutexLock lock(&mu_);
       const int64_t steps = load_.steps;
       load_ = core_->load();
@@ -200,6 +208,15 @@ class EngineThread : public Engine {
       busy_ = progress && !core_->Quiet();
       has_work_ = busy_ || !inbox_.empty();
     }
+  }
+
+  void TellStepped() {
+    std::shared_ptr<const std::function<void()>> then;
+    {
+      MutexLock lock(&mu_);
+      then = after_steps_;
+    }
+    if (then != nullptr && *then) (*then)();
   }
 
   // How long there is certainly nothing to do. Bounded while anything is open, because a simulated clock does not wake
@@ -215,6 +232,7 @@ class EngineThread : public Engine {
   const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();
 
   mutable Mutex mu_;
+  std::shared_ptr<const std::function<void()>> after_steps_ ABSL_GUARDED_BY(mu_);
   std::vector<Command> inbox_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool busy_ ABSL_GUARDED_BY(mu_) = false;

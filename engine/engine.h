@@ -82,6 +82,10 @@ class Engine {
   // dropped.
   virtual void AdoptPrefix(std::string tenant, std::vector<int32_t> token_ids, kvcache::BlockLease kv) = 0;
 
+  // `then` runs on the engine's thread after each step and each round of commands: sinks have been told all there is for
+  // now. Must be quick. A former `then` may still run once while this replaces it.
+  virtual void AfterSteps(std::function<void()> /*then*/) {}
+
   // Within one step the request's sink gets OnDone(CANCELLED) and its blocks are free. Unknown ids are ignored.
   virtual void Cancel(const std::string& request_id) = 0;
 

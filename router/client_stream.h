@@ -13,6 +13,8 @@ class ClientStream {
  public:
   virtual ~ClientStream() = default;
   virtual void Push(v1::GenerateResponse response) = 0;
+  // There is nothing more to push right now: whoever gathered messages since the last one sends them.
+  virtual void Flush() {}
   // Once, last.
   virtual void Finish(absl::Status status) = 0;
 };

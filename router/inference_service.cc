@@ -1,5 +1,7 @@
 #include "router/inference_service.h"
 
+#include <deque>
+#include <string>
 #include <utility>
 
 #include "common/rpc/channel.h"
@@ -34,12 +36,44 @@ grpc::ServerUnaryReactor* Unary(const Intake& intake, grpc::CallbackServerContex
   return reactor;
 }
 
-using Writer = rpc::StreamWriter<grpc::ByteBuffer>;  // of v1::GenerateResponse
+// Serialized v1::GenerateResponses; of tokens that wait, up to `most` in one message.
+struct GatherTokens {
+  struct Item {
+    std::string bytes;
+    bool token = false;
+  };
+  void Take(std::deque<Item>* waiting, grpc::ByteBuffer* next) {
+    size_t tokens = 0, bytes = 0;
+    while (tokens < most && tokens < waiting->size() && (*waiting)[tokens].token) bytes += (*waiting)[tokens++].bytes.size();
+    if (tokens <= 1) {
+      const grpc::Slice one(waiting->front().bytes);
+      *next = grpc::ByteBuffer(&one, 1);
+      return waiting->pop_front();
+    }
+    // GenerateResponse.tokens: its number and type, its length, and the messages as they are (see TokenEvents).
+    std::string joined(1, static_cast<char>(v1::GenerateResponse::kTokensFieldNumber << 3 | 2));
+    joined.reserve(bytes + 8);
+    for (size_t left = bytes; left > 0; left >>= 7) joined.push_back(static_cast<char>((left & 0x7f) | (left > 0x7f) << 7));
+    for (; tokens > 0; --tokens) {
+      joined += waiting->front().bytes;
+      waiting->pop_front();
+    }
+    const grpc::Slice all(joined);
+    *next = grpc::ByteBuffer(&all, 1);
+  }
+
+  size_t most = 1;
+};
+
+using Writer = rpc::StreamWriter<grpc::ByteBuffer, GatherTokens>;
 
 class GrpcClientStream final : public ClientStream {
  public:
   explicit GrpcClientStream(std::shared_ptr<Writer> writer) : writer_(std::move(writer)) {}
-  void Push(v1::GenerateResponse response) override { writer_->Push(ToWire(response)); }
+  void Push(v1::GenerateResponse response) override {
+    writer_->Hold({response.SerializeAsString(), response.has_token()});
+  }
+  void Flush() override { writer_->Flush(); }
   void Finish(absl::Status status) override { writer_->Finish(std::move(status)); }
 
  private:
@@ -55,11 +89,13 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::Cal
   absl::Status status = tenant.status();
   if (status.ok()) status = FromWire(*bytes, &*request);
   if (!status.ok()) request = std::move(status);
+  GatherTokens gather;
+  if (request.ok() && request->tokens_per_message() > 1) gather.most = request->tokens_per_message();
   std::shared_ptr<Writer> writer;
   intake_->Generate(request, tenant.value_or(""), rpc::DeadlineOf(*context),
-                    [&writer](const std::shared_ptr<RequestDriver>& driver) {
+                    [&writer, gather](const std::shared_ptr<RequestDriver>& driver) {
                       // The writer holds the driver until the call ends, and the driver the writer until it is gone itself.
-                      writer = Writer::Create({}, [driver] { driver->ClientGone(); });
+                      writer = Writer::Create({}, [driver] { driver->ClientGone(); }, gather);
                       return std::make_unique<GrpcClientStream>(writer);
                     },
                     tracing::FromCall(*context));

@@ -17,6 +17,27 @@ std::optional<tracing::SpanContext> TraceOf(const tracing::Tracer* tracer, bool 
   return own;
 }
 
+std::optional<Input> InputOf(uint32_t epoch, const WorkerRef& worker, v1::DecodeEvent& event) {
+  switch (event.event_case()) {
+    case v1::DecodeEvent::kReserved:
+      return Input{Event::kReserved, epoch, worker, std::move(*event.mutable_reserved())};
+    case v1::DecodeEvent::kFetched:
+      return Input{Event::kFetched, epoch, worker, std::move(*event.mutable_fetched())};
+    case v1::DecodeEvent::kToken:
+      return Input{Event::kDecodeToken, epoch, worker, std::move(*event.mutable_token())};
+    case v1::DecodeEvent::kPrefilled:
+      return Input{Event::kLocalPrefilled, epoch, worker, std::move(*event.mutable_prefilled())};
+    case v1::DecodeEvent::kDone:
+      return Input{Event::kDecodeDone, epoch, worker, std::move(*event.mutable_done())};
+    case v1::DecodeEvent::kInFeed:  // the call's own
+    case v1::DecodeEvent::EVENT_NOT_SET:
+      break;
+  }
+  return std::nullopt;
+}
+
+constexpr int kFlushAt = 16;  // messages to the client, at the latest
+
 }  // namespace
 
 std::shared_ptr<RequestDriver> RequestDriver::Create(const DriverContext* context, std::string key,
@@ -67,26 +88,38 @@ void RequestDriver::ClientGone() {
   Post({late ? Event::kDeadline : Event::kClientGone, 0, {}, {}});
 }
 
-void RequestDriver::Enqueue(Item item) {
+void RequestDriver::Enqueue(Item item) { EnqueueAll({&item, 1}); }
+
+void RequestDriver::EnqueueAll(std::span<Item> items) {
   {
     MutexLock lock(&mu_);
-    items_.push_back(std::move(item));
+    for (Item& item : items) items_.push_back(std::move(item));
     if (busy_) return;
     busy_ = true;
   }
+  Work();
+}
+
+void RequestDriver::Work() {
   const std::shared_ptr<RequestDriver> alive = shared_from_this();  // an input may drop the last other reference
   while (true) {
-    Item next;
+    std::optional<Item> next;
     {
       MutexLock lock(&mu_);
-      if (items_.empty()) {
+      if (!items_.empty()) {
+        next = std::move(items_.front());
+        items_.pop_front();
+      } else if (unflushed_ == 0) {
         busy_ = false;
         return;
       }
-      next = std::move(items_.front());
-      items_.pop_front();
     }
-    Process(std::move(next));
+    if (next.has_value()) Process(*std::move(next));
+    // What came at once may leave at once, and does not wait for what comes meanwhile.
+    if (unflushed_ >= kFlushAt || (!next.has_value() && unflushed_ > 0)) {
+      unflushed_ = 0;
+      client_->Flush();
+    }
   }
 }
 
@@ -255,8 +288,8 @@ void RequestDriver::Execute(StartDecode& command) {
   command.trace = trace_;
   decode_leg_ = context_->workers->Decode(
       std::move(command), lifecycle_.deadline(),
-      [self, epoch = decode_epoch_, worker = decode_worker_](v1::DecodeEvent& event) {
-        self->OnDecodeEvent(epoch, worker, event);
+      [self, epoch = decode_epoch_, worker = decode_worker_](std::span<v1::DecodeEvent* const> events) {
+        self->OnDecodeEvents(epoch, worker, events);
       },
       [self, epoch = decode_epoch_, worker = decode_worker_](absl::Status status) {
         if (status.ok()) return self->Post({Event::kDecodeEnded, epoch, worker, {}});
@@ -264,21 +297,15 @@ void RequestDriver::Execute(StartDecode& command) {
       });
 }
 
-void RequestDriver::OnDecodeEvent(uint32_t epoch, const WorkerRef& worker, v1::DecodeEvent& event) {
-  switch (event.event_case()) {
-    case v1::DecodeEvent::kReserved:
-      return Post({Event::kReserved, epoch, worker, std::move(*event.mutable_reserved())});
-    case v1::DecodeEvent::kFetched:
-      return Post({Event::kFetched, epoch, worker, std::move(*event.mutable_fetched())});
-    case v1::DecodeEvent::kToken:
-      return Post({Event::kDecodeToken, epoch, worker, std::move(*event.mutable_token())});
-    case v1::DecodeEvent::kPrefilled:
-      return Post({Event::kLocalPrefilled, epoch, worker, std::move(*event.mutable_prefilled())});
-    case v1::DecodeEvent::kDone:
-      return Post({Event::kDecodeDone, epoch, worker, std::move(*event.mutable_done())});
-    case v1::DecodeEvent::EVENT_NOT_SET:
-      return;
+void RequestDriver::OnDecodeEvents(uint32_t epoch, const WorkerRef& worker, std::span<v1::DecodeEvent* const> events) {
+  const absl::Time now = context_->clock->Now();
+  std::vector<Item> items;
+  items.reserve(events.size());
+  for (v1::DecodeEvent* const event : events) {
+    std::optional<Input> input = InputOf(epoch, worker, *event);
+    if (input.has_value()) items.push_back({*std::move(input), now});
   }
+  EnqueueAll(items);
 }
 
 void RequestDriver::Execute(CancelPrefill&) {
@@ -311,7 +338,10 @@ void RequestDriver::Execute(Wait& command) {
   });
 }
 
-void RequestDriver::Execute(Send& command) { client_->Push(std::move(command.response)); }
+void RequestDriver::Execute(Send& command) {
+  client_->Push(std::move(command.response));
+  ++unflushed_;
+}
 
 void RequestDriver::Execute(Finish& command) {
   prefill_hold_ = {};

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -88,6 +89,9 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
 
   void Post(Input input) { Enqueue({std::move(input), context_->clock->Now()}); }
   void Enqueue(Item item);
+  void EnqueueAll(std::span<Item> items);
+  // By whoever made it busy, until nothing is left.
+  void Work();
   void Process(Item item);
   void OnGone(const Gone& gone);
   void PlacePinned();
@@ -108,7 +112,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void Execute(Finish& command);
 
   void OnPrefillEvent(uint32_t epoch, const WorkerRef& worker, v1::PrefillEvent& event);
-  void OnDecodeEvent(uint32_t epoch, const WorkerRef& worker, v1::DecodeEvent& event);
+  void OnDecodeEvents(uint32_t epoch, const WorkerRef& worker, std::span<v1::DecodeEvent* const> events);
   void LogEnd(const absl::Status& status);
   void TraceEnd(const absl::Status& status) const;
 
@@ -137,6 +141,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   absl::Duration emit_;
   uint32_t tokens_noted_ = 0;
   size_t itl_noted_ = 0;
+  int unflushed_ = 0;  // messages to the client
   std::unique_ptr<Timer> deadline_timer_, wait_timer_;
 };
 

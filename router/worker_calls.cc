@@ -54,17 +54,26 @@ std::shared_ptr<WorkerCall> WorkerCalls::Prefill(StartPrefill command, absl::Tim
       });
 }
 
-std::shared_ptr<WorkerCall> WorkerCalls::Decode(StartDecode command, absl::Time deadline,
-                                                std::function<void(v1::DecodeEvent&)> on_event, OnEnd on_end) {
+std::shared_ptr<WorkerCall> WorkerCalls::Decode(StartDecode command, absl::Time deadline, OnDecodeEvents on_events,
+                                                OnEnd on_end) {
   const std::shared_ptr<WorkerStubs> stubs = channels_->Get(command.worker);
-  return Leg<v1::DecodeRequest, v1::DecodeEvent>::Start(
-      std::move(command.request), deadline, std::move(on_event),
-      [stubs, on_end = std::move(on_end)](absl::Status status) { on_end(std::move(status)); },
+  auto call = std::make_shared<FedCall>(
+      std::move(on_events), [stubs, on_end = std::move(on_end)](absl::Status status) { on_end(std::move(status)); });
+  const std::shared_ptr<WorkerFeed> feed = stubs->Feed();
+  if (const uint64_t number = feed != nullptr ? feed->Join(call) : 0; number != 0) {
+    command.request.mutable_feed()->set_feed_id(feed->id());
+    command.request.mutable_feed()->set_call(number);
+    call->SetLeave([feed, number] { feed->Leave(number); });
+  }
+  call->SetOwn(Leg<v1::DecodeRequest, v1::DecodeEvent>::Start(
+      std::move(command.request), deadline, [call](v1::DecodeEvent& event) { call->OnOwnEvent(event); },
+      [call](absl::Status status) { call->OnOwnEnd(std::move(status)); },
       [&](grpc::ClientContext* context, const v1::DecodeRequest* request,
           grpc::ClientReadReactor<v1::DecodeEvent>* reactor) {
         tracing::AddTo(context, command.trace);
         stubs->decode->async()->Decode(context, request, reactor);
-      });
+      }));
+  return call;
 }
 
 void WorkerCalls::Update(const UpdateDecode& command, absl::Time deadline, OnEnd failed) {

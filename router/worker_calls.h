@@ -24,7 +24,7 @@ class WorkerCalls final : public WorkerLink {
   std::shared_ptr<WorkerCall> Prefill(StartPrefill command, absl::Time deadline,
                                       std::function<void(v1::PrefillEvent&)> on_event, OnEnd on_end) override;
   std::shared_ptr<WorkerCall> Decode(StartDecode command, absl::Time deadline,
-                                     std::function<void(v1::DecodeEvent&)> on_event, OnEnd on_end) override;
+                                     OnDecodeEvents on_events, OnEnd on_end) override;
   void Update(const UpdateDecode& command, absl::Time deadline, OnEnd failed) override;
   void Offer(const OfferHistory& command) override;
   // Asks a worker to finish what it has and leave.

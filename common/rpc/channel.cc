@@ -23,7 +23,8 @@ constexpr char kRetryConfig[] = R"({
   }, {
     "name": [{"service": "baton.v1.Inference", "method": "Generate"},
              {"service": "baton.v1.PrefillWorker", "method": "Prefill"},
-             {"service": "baton.v1.DecodeWorker", "method": "Decode"}]
+             {"service": "baton.v1.DecodeWorker", "method": "Decode"},
+             {"service": "baton.v1.DecodeWorker", "method": "Feed"}]
   }],
   "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}
 })";

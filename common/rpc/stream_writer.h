@@ -6,6 +6,8 @@
 //   auto stream = StreamWriter<Event>::Create({}, [=] { engine->Cancel(id); });
 //   ...start work that calls stream->Push(event) and, exactly once at its end, stream->Finish(status)...
 //   return stream.get();
+//
+// What is pushed may be smaller than a message: a Gather says how many of the items that wait go into the next one.
 #ifndef BATON_COMMON_RPC_STREAM_WRITER_H_
 #define BATON_COMMON_RPC_STREAM_WRITER_H_
 
@@ -25,50 +27,71 @@
 namespace baton::rpc {
 
 struct StreamWriterOptions {
-  // Messages pushed and not yet taken by the transport. One more ends the call with RESOURCE_EXHAUSTED: a reader that
+  // Items pushed and not yet taken by the transport. One more ends the call with RESOURCE_EXHAUSTED: a reader that
   // slow must not hold memory here. (Flow control of HTTP/2 buffers 64 KiB besides.)
   size_t max_buffered = 4096;
 };
 
-// Thread contract: Push and Finish are thread-safe and return at once. on_cancel runs once at most, on a gRPC thread or
-// inside Push (overflow); it must not block.
+// Each item is a message.
 template <class Message>
+struct OneByOne {
+  using Item = Message;
+  // `waiting` is not empty; takes at least its first. Called by one thread at a time.
+  void Take(std::deque<Item>* waiting, Message* next) {
+    *next = std::move(waiting->front());
+    waiting->pop_front();
+  }
+};
+
+// Thread contract: Push, Hold, Flush and Finish are thread-safe and return at once. on_cancel runs once at most, on a gRPC thread or
+// inside Push (overflow); it must not block.
+template <class Message, class Gather = OneByOne<Message>>
 class StreamWriter final : public grpc::ServerWriteReactor<Message>,
-                           public EventStream<Message>,
-                           public std::enable_shared_from_this<StreamWriter<Message>> {
+                           public EventStream<typename Gather::Item>,
+                           public std::enable_shared_from_this<StreamWriter<Message, Gather>> {
  public:
+  using Item = typename Gather::Item;
+
   // `on_cancel` is called when the client went away, the deadline passed, the server is shutting down or the buffer
   // overflowed: before Finish, or after it when the end of the stream could not be sent any more. It is dropped (with
   // what it captured) when the call is done.
-  static std::shared_ptr<StreamWriter> Create(const StreamWriterOptions& options, std::function<void()> on_cancel) {
-    std::shared_ptr<StreamWriter> writer(new StreamWriter(options, std::move(on_cancel)));
+  static std::shared_ptr<StreamWriter> Create(const StreamWriterOptions& options, std::function<void()> on_cancel,
+                                              Gather gather = {}) {
+    std::shared_ptr<StreamWriter> writer(new StreamWriter(options, std::move(on_cancel), std::move(gather)));
     writer->self_ = writer;
     return writer;
   }
 
-  // False when the message will not be sent: the call is over, or this message overflowed the buffer.
-  bool Push(Message message) override {
+  // False when the item will not be sent: the call is over, or this item overflowed the buffer.
+  bool Push(Item item) override {
+    if (!Hold(std::move(item))) return false;
+    Advance();
+    return true;
+  }
+
+  // As Push, but no write is begun for it before Flush: what comes at once can go into one message.
+  bool Hold(Item item) {
     std::function<void()> cancel;
-    bool accepted = true;
     {
       MutexLock lock(&mu_);
       if (state_ != State::kOpen) return false;
       if (buffer_.size() < options_.max_buffered) {
-        buffer_.push_back(std::move(message));
-      } else {
-        accepted = false;
-        state_ = State::kEnding;
-        final_ = absl::ResourceExhaustedError(absl::StrCat("the reader is too slow: ", buffer_.size(),
-                                                           " messages wait; read the stream or ask for less"));
-        buffer_.clear();
-        cancelled_ = true;
-        cancel = std::exchange(on_cancel_, nullptr);
+        buffer_.push_back(std::move(item));
+        return true;
       }
+      state_ = State::kEnding;
+      final_ = absl::ResourceExhaustedError(absl::StrCat("the reader is too slow: ", buffer_.size(),
+                                                         " messages wait; read the stream or ask for less"));
+      buffer_.clear();
+      cancelled_ = true;
+      cancel = std::exchange(on_cancel_, nullptr);
     }
     Advance();
     if (cancel) cancel();
-    return accepted;
+    return false;
   }
+
+  void Flush() { Advance(); }
 
   // Ends the call with `status` once everything pushed before is written. Later calls of Push and Finish do nothing.
   void Finish(absl::Status status) override {
@@ -94,8 +117,8 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
  private:
   enum class State { kOpen, kEnding, kFinished };
 
-  StreamWriter(const StreamWriterOptions& options, std::function<void()> on_cancel)
-      : options_(options), on_cancel_(std::move(on_cancel)) {}
+  StreamWriter(const StreamWriterOptions& options, std::function<void()> on_cancel, Gather gather)
+      : options_(options), on_cancel_(std::move(on_cancel)), gather_(std::move(gather)) {}
 
   // Starts the next write, or the end, when none is outstanding. Calls gRPC without the lock: it may react inside.
   void Advance() {
@@ -105,8 +128,7 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
       MutexLock lock(&mu_);
       if (writing_ || state_ == State::kFinished) return;
       if (!buffer_.empty()) {
-        current_ = std::move(buffer_.front());
-        buffer_.pop_front();
+        gather_.Take(&buffer_, &current_);
         writing_ = true;
       } else if (state_ == State::kEnding) {
         state_ = State::kFinished;
@@ -165,7 +187,8 @@ class StreamWriter final : public grpc::ServerWriteReactor<Message>,
   const StreamWriterOptions options_;
   mutable Mutex mu_;
   std::function<void()> on_cancel_ ABSL_GUARDED_BY(mu_);
-  std::deque<Message> buffer_ ABSL_GUARDED_BY(mu_);
+  Gather gather_ ABSL_GUARDED_BY(mu_);
+  std::deque<Item> buffer_ ABSL_GUARDED_BY(mu_);
   State state_ ABSL_GUARDED_BY(mu_) = State::kOpen;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;

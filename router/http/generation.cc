@@ -132,6 +132,7 @@ void Generation::OnEvent(size_t prompt, const v1::GenerateResponse& event) {
     case v1::GenerateResponse::kSummary:
       usage_[prompt] = event.summary().usage();
       return;
+    case v1::GenerateResponse::kTokens:  // only gRPC's own door joins tokens
     case v1::GenerateResponse::EVENT_NOT_SET:
       return;
   }

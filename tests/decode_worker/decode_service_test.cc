@@ -71,6 +71,74 @@ struct Both {
   WorkerPair::PrefillCall prefill;
 };
 
+// One call of a feed: what its own stream says.
+struct FedCall {
+  FedCall(WorkerPair* pair, const v1::PrefillRequest& request, const std::string& feed, uint64_t number) {
+    v1::DecodeRequest decode = WorkerPair::Matching(request);
+    decode.set_local_prefill(true);
+    decode.mutable_feed()->set_feed_id(feed);
+    decode.mutable_feed()->set_call(number);
+    reader = pair->decode()->Decode(&context, decode);
+  }
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::DecodeEvent>> reader;
+};
+
+TEST(DecodeServiceTest, TheTokensOfAStepShareAMessageOfTheFeed) {
+  WorkerPair pair;
+  std::vector<v1::PrefillRequest> requests;
+  for (int i = 0; i < 2; ++i) {
+    requests.push_back(MakePrefill(absl::StrCat("r", i), 20));
+    requests[i].mutable_sampling()->set_ignore_eos(true);
+    requests[i].mutable_sampling()->set_max_tokens(40);
+  }
+  grpc::ClientContext context;
+  v1::FeedRequest open;
+  open.set_feed_id("f");
+  auto feed = pair.decode()->Feed(&context, open);
+  feed->WaitForInitialMetadata();
+  // Both are there before the first step ends.
+  pair.decode_gate()->Close();
+  FedCall first(&pair, requests[0], "f", 1);
+  pair.decode_gate()->AwaitArrival();
+  FedCall second(&pair, requests[1], "f", 2);
+  v1::UpdateDecodeRequest known;
+  known.set_request_id("r1");
+  known.set_epoch(requests[1].epoch());
+  while (!pair.Update(known).ok()) absl::SleepFor(absl::Milliseconds(1));
+  pair.decode_gate()->Open();
+
+  std::vector<std::vector<int32_t>> ids(3);
+  std::vector<uint64_t> events(3);
+  int shared = 0, done = 0;
+  v1::FeedBatch batch;
+  while (done < 2 && feed->Read(&batch)) {
+    std::vector<bool> has(3);
+    for (const v1::FeedEvent& event : batch.events()) {
+      ++events[event.call()];
+      if (event.event().has_token()) {
+        ids[event.call()].push_back(event.event().token().token_id());
+        has[event.call()] = true;
+      }
+      done += event.event().has_done();
+    }
+    shared += has[1] && has[2];
+  }
+  EXPECT_GT(shared, 0);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(ids[i + 1], pair.Oracle(requests[i])[0]);
+    FedCall& call = i == 0 ? first : second;
+    v1::DecodeEvent event;
+    ASSERT_TRUE(call.reader->Read(&event));
+    EXPECT_EQ(event.in_feed().events(), events[i + 1]);
+    EXPECT_FALSE(call.reader->Read(&event));
+    EXPECT_TRUE(call.reader->Finish().ok());
+  }
+  context.TryCancel();
+  feed->Finish();
+  EXPECT_TRUE(pair.AwaitQuiet());
+}
+
 TEST(DecodeServiceTest, FetchedSaysWhatMoved) {
   WorkerPair pair;
   const auto request = MakePrefill("a", 19);

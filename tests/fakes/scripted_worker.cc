@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "common/ids.h"
+#include "decode_worker/feeds.h"
 
 namespace baton::fakes {
 namespace {
@@ -125,7 +126,7 @@ struct ScriptedWorker::State {
 // One call: a list of steps, of which one may be a pause.
 template <class Event>
 struct ScriptedCall : std::enable_shared_from_this<ScriptedCall<Event>> {
-  using Stream = rpc::StreamWriter<Event>;
+  using Stream = rpc::EventStream<Event>;
 
   std::function<void(int)> end;  // told once
   int id = 0;
@@ -165,8 +166,9 @@ class ScriptedWorker::PrefillService final : public v1::PrefillWorker::CallbackS
       if (const auto c = weak.lock()) state->book->Release(c->ticket);
       state->End(id);
     };
-    call->stream = rpc::StreamWriter<v1::PrefillEvent>::Create({}, [call] { call->Finish(absl::CancelledError("")); });
-    auto* reactor = call->stream.get();
+    auto writer = rpc::StreamWriter<v1::PrefillEvent>::Create({}, [call] { call->Finish(absl::CancelledError("")); });
+    auto* reactor = writer.get();
+    call->stream = std::move(writer);
     Begin(call, script, *request);
     return reactor;
   }
@@ -250,8 +252,12 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
     }
     call->id = state_->NewId();
     call->end = [state = state_](int id) { state->End(id); };
-    call->stream = rpc::StreamWriter<v1::DecodeEvent>::Create({}, [call] { call->Finish(absl::CancelledError("")); });
-    auto* reactor = call->stream.get();
+    std::shared_ptr<rpc::StreamWriter<v1::DecodeEvent>> writer;
+    const auto make_own = [&writer](std::function<void()> on_cancel) {
+      return writer = rpc::StreamWriter<v1::DecodeEvent>::Create({}, std::move(on_cancel));
+    };
+    call->stream = feeds_.Stream(request->feed(), make_own, [call] { call->Finish(absl::CancelledError("")); });
+    auto* reactor = writer.get();
     if (!call->script.reserve_error.ok()) {
       call->Finish(call->script.reserve_error);
       return reactor;
@@ -264,6 +270,32 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
     event.mutable_reserved()->set_blocks(2);
     call->stream->Push(event);
     return reactor;
+  }
+
+  grpc::ServerWriteReactor<v1::FeedBatch>* Feed(grpc::CallbackServerContext* context,
+                                                const v1::FeedRequest* request) override {
+    bool known = false;
+    {
+      MutexLock lock(&state_->mu);
+      known = state_->script.feeds;
+    }
+    if (known) {
+      MutexLock lock(&mu_);
+      feed_contexts_.push_back(context);
+    }
+    if (known) return feeds_.Open(context, *request);
+    auto refused = rpc::StreamWriter<v1::FeedBatch>::Create({}, nullptr);
+    refused->Finish(absl::UnimplementedError("no feeds here"));
+    return refused.get();
+  }
+
+  void BreakFeeds() {
+    std::vector<grpc::CallbackServerContext*> contexts;
+    {
+      MutexLock lock(&mu_);
+      contexts.swap(feed_contexts_);
+    }
+    for (grpc::CallbackServerContext* context : contexts) context->TryCancel();
   }
 
   grpc::ServerUnaryReactor* UpdateDecode(grpc::CallbackServerContext* context, const v1::UpdateDecodeRequest* request,
@@ -321,6 +353,7 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
     if (step <= 2) {
       const int pause_at = script.pause == Pause::kInDecode ? script.pause_after : INT32_MAX;
       Emit(call, 1, pause_at);
+      feeds_.Flush();
       if (script.pause == Pause::kInDecode) return PauseCall(call, 3);
     } else {
       Emit(call, 1 + script.pause_after, INT32_MAX);
@@ -329,6 +362,7 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
     event.mutable_done()->set_decode_queue_ms(0.25);
     call->stream->Push(event);
     call->Finish(absl::OkStatus());
+    feeds_.Flush();
   }
 
   // False: the call is over, or waits for a go.
@@ -393,7 +427,9 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
   }
 
   const std::shared_ptr<State> state_;
+  decode_worker::Feeds feeds_;
   Mutex mu_;
+  std::vector<grpc::CallbackServerContext*> feed_contexts_ ABSL_GUARDED_BY(mu_);  // gRPC's, while their feeds are open
   std::map<std::pair<std::string, uint32_t>, Call> calls_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -474,6 +510,8 @@ void ScriptedWorker::Kill() {
   server_->Shutdown(absl::ZeroDuration());
   server_.reset();
 }
+
+void ScriptedWorker::BreakFeeds() { decode_->BreakFeeds(); }
 
 int ScriptedWorker::calls() const {
   MutexLock lock(&state_->mu);

@@ -54,6 +54,7 @@ struct Script {
   absl::Status prefill_error;  // at once
   absl::Status reserve_error;  // at once
   absl::Status decode_error;   // instead of Fetched
+  bool feeds = true;           // knows DecodeWorker.Feed
   absl::Status after_pause;    // not OK: the call fails with it instead of pausing
 };
 
@@ -70,6 +71,8 @@ class ScriptedWorker {
   void Resume(const absl::Status& then = absl::OkStatus());
   // As a SIGKILL: connections break.
   void Kill();
+  // Feeds end as if their connection had broken; calls' own streams do not.
+  void BreakFeeds();
 
   int calls() const;   // so far
   int open() const;    // running now

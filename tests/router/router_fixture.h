@@ -129,9 +129,11 @@ class RouterFixture : public ::testing::Test {
     v1::GenerateResponse response;
     while (reader->Read(&response)) {
       if (response.has_started()) answer.started = response.started();
-      if (response.has_token()) {
-        answer.tokens.push_back(response.token());
-        answer.text[response.token().choice_index()] += response.token().text();
+      std::vector<v1::TokenEvent> tokens(response.tokens().tokens().begin(), response.tokens().tokens().end());
+      if (response.has_token()) tokens.push_back(response.token());
+      for (const v1::TokenEvent& token : tokens) {
+        answer.tokens.push_back(token);
+        answer.text[token.choice_index()] += token.text();
       }
       if (response.has_finished()) {
         answer.finished[response.finished().choice_index()] = response.finished();

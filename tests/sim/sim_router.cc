@@ -167,9 +167,13 @@ std::shared_ptr<router::WorkerCall> SimRouter::Prefill(router::StartPrefill comm
 }
 
 std::shared_ptr<router::WorkerCall> SimRouter::Decode(router::StartDecode command, absl::Time deadline,
-                                                      std::function<void(v1::DecodeEvent&)> on_event, OnEnd on_end) {
+                                                      OnDecodeEvents on_events, OnEnd on_end) {
   const v1::DecodeRequest request = std::move(command.request);
-  return Open<v1::DecodeEvent>(command.worker, request, deadline, std::move(on_event), std::move(on_end),
+  const auto on_event = [on_events = std::move(on_events)](v1::DecodeEvent& event) {
+    v1::DecodeEvent* one = &event;
+    on_events({&one, 1});
+  };
+  return Open<v1::DecodeEvent>(command.worker, request, deadline, on_event, std::move(on_end),
                                [request, deadline](SimWorker* worker, const auto& make) {
                                  worker->decode()->Serve(request, deadline, make);
                                });

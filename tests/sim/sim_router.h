@@ -63,7 +63,7 @@ class SimRouter final : public router::WorkerLink, public router::Timers {
   std::shared_ptr<router::WorkerCall> Prefill(router::StartPrefill command, absl::Time deadline,
                                               std::function<void(v1::PrefillEvent&)> on_event, OnEnd on_end) override;
   std::shared_ptr<router::WorkerCall> Decode(router::StartDecode command, absl::Time deadline,
-                                             std::function<void(v1::DecodeEvent&)> on_event, OnEnd on_end) override;
+                                             OnDecodeEvents on_events, OnEnd on_end) override;
   void Update(const router::UpdateDecode& command, absl::Time deadline, OnEnd failed) override;
   void Offer(const router::OfferHistory& command) override;
   // router::Timers

@@ -1,0 +1,159 @@
+// What a router costs: the real process, alone on one core, between workers that compute nothing and clients that only
+// read, which share another core. Its own processor time per token is the steady figure; one core's tokens a second is
+// the inverse, whatever the load on the other side can do.
+//   bazel run //tests/bench:router_bench [-- --seconds 10 --streams 500]
+#include <sched.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/rpc/channel.h"
+#include "model/fingerprint.h"
+#include "model/gguf.h"
+#include "proto/cluster.grpc.pb.h"
+#include "tests/bench/router_load.h"
+#include "tests/e2e/process.h"
+#include "tests/fakes/tiny_gguf.h"
+
+namespace baton::bench {
+namespace {
+
+struct Options {
+  std::string router = "router/router";
+  int seconds = 8;
+  int streams = 500;
+  int workers = 32;
+  int connections = 8;
+  double rate = 2000;
+  bool pin = true;
+};
+
+void PinTo(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  if (sched_setaffinity(0, sizeof(set), &set) != 0) fprintf(stderr, "cannot pin to core %d\n", core);
+}
+
+// User and system time of a process.
+double CpuSeconds(pid_t pid) {
+  std::ifstream in(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t end = text.rfind(')');
+  if (end == std::string::npos) return 0;
+  unsigned long user = 0, system = 0;
+  if (sscanf(text.c_str() + end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2) return 0;
+  return static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+double Quantile(std::vector<float>* values, double q) {
+  if (values->empty()) return 0;
+  const auto at = values->begin() + static_cast<ptrdiff_t>(q * static_cast<double>(values->size() - 1));
+  std::nth_element(values->begin(), at, values->end());
+  return *at;
+}
+
+absl::Status Register(const std::string& router, const std::vector<v1::WorkerInfo>& infos) {
+  const auto stub = v1::Cluster::NewStub(rpc::CreateChannel(router));
+  for (const v1::WorkerInfo& info : infos) {
+    grpc::ClientContext context;
+    v1::RegisterRequest request;
+    *request.mutable_worker() = info;
+    v1::RegisterResponse response;
+    const grpc::Status status = stub->Register(&context, request, &response);
+    if (!status.ok()) return absl::UnavailableError(status.error_message());
+  }
+  return absl::OkStatus();
+}
+
+struct Run {
+  const char* name;
+  double rate;             // tokens a second; 0: as many as go
+  int tokens_per_message;  // that clients allow
+};
+
+void Measure(const Run& run, const Options& options, pid_t router, IdleWorkers* workers, Readers* readers) {
+  workers->SetPace({run.rate});
+  readers->Start(run.tokens_per_message);
+  absl::SleepFor(absl::Seconds(2));
+  readers->Take();
+  const double cpu = CpuSeconds(router), own = CpuSeconds(getpid());
+  const absl::Time begin = absl::Now();
+  absl::SleepFor(absl::Seconds(options.seconds));
+  Seen seen = readers->Take();
+  const double wall = absl::ToDoubleSeconds(absl::Now() - begin);
+  const double router_s = CpuSeconds(router) - cpu, own_s = CpuSeconds(getpid()) - own;
+  readers->Stop();
+  const double tokens = static_cast<double>(std::max<uint64_t>(seen.tokens, 1));
+  printf("%-22s %8.0f tokens/s, %4.1f tokens a message; router: %5.2f us a token = %7.0f tokens/s of one core (%.0f %% busy, "
+         "load generator %.0f %%)\n",
+         run.name, static_cast<double>(seen.tokens) / wall, tokens / static_cast<double>(std::max<uint64_t>(seen.messages, 1)),
+         router_s / tokens * 1e6, tokens / router_s, router_s / wall * 100, own_s / wall * 100);
+  printf("%-22s from worker to client p50 %.3f ms, p99 %.3f ms; %lu answers, %lu failures %s\n", "",
+         Quantile(&seen.latency_ms, 0.5), Quantile(&seen.latency_ms, 0.99), static_cast<unsigned long>(seen.answers),
+         static_cast<unsigned long>(seen.failures), seen.failure.c_str());
+  fflush(stdout);
+}
+
+int Main(const Options& options) {
+  const std::string model = absl::StrCat("/tmp/router_bench_", getpid(), ".gguf");
+  if (!fakes::WriteTinyGguf({}, model).ok()) return 1;
+  if (options.pin) PinTo(0);
+  auto router = e2e::Process::Start({options.router, "--model=" + model, "--served-model-name=tiny", "--listen=127.0.0.1:0",
+                                     "--http=127.0.0.1:0", "--mode=aggregated", "--warm-up=false", "--max-queue=4096",
+                                     absl::StrCat("--max-context=", kAnswerTokens + 64), "--worker-timeout-ms=600000",
+                                     "--log-level=error"});
+  if (options.pin) PinTo(1);
+  if (!router.ok()) return 1;
+  const auto ready = (*router)->WaitEvent("ready", absl::Seconds(30));
+  if (!ready.ok()) {
+    fprintf(stderr, "%s\n", ready.status().ToString().c_str());
+    return 1;
+  }
+  const std::string address = ready->value("listen", "");
+  SendTimes times(options.streams);
+  auto workers = IdleWorkers::Start(options.workers, &times);
+  if (!workers.ok()) return 1;
+  std::vector<v1::WorkerInfo> infos = (*workers)->infos();
+  const absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(model);
+  const absl::StatusOr<std::string> tokenizer = model::TokenizerFingerprint(*file);
+  for (v1::WorkerInfo& info : infos) {
+    info.set_model_name("tiny");
+    info.mutable_fingerprint()->set_tokenizer(*tokenizer);
+  }
+  if (absl::Status s = Register(address, infos); !s.ok()) {
+    fprintf(stderr, "%s\n", s.ToString().c_str());
+    return 1;
+  }
+  Readers readers(address, options.streams, options.connections, &times);
+  printf("%d streams, %d workers\n", options.streams, options.workers);
+  for (const Run& run : {Run{"one token a message", 0, 1}, Run{"backlog coalesces", 0, 16},
+                         Run{"at a set rate", options.rate, 1}}) {
+    Measure(run, options, (*router)->pid(), workers->get(), &readers);
+  }
+  unlink(model.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace baton::bench
+
+int main(int argc, char** argv) {
+  baton::bench::Options options;
+  CLI::App app("What a router costs a token");
+  app.add_option("--router", options.router, "the router's binary");
+  app.add_option("--seconds", options.seconds, "of each measurement");
+  app.add_option("--streams", options.streams, "clients at once");
+  app.add_option("--workers", options.workers, "simulated decode workers");
+  app.add_option("--connections", options.connections, "of the clients");
+  app.add_option("--rate", options.rate, "tokens a second of the last measurement");
+  app.add_option("--pin", options.pin, "router on core 0, the rest on core 1");
+  CLI11_PARSE(app, argc, argv);
+  return baton::bench::Main(options);
+}
