@@ -203,31 +203,35 @@ void IdleWorkers::Run() {
   }
 }
 
-class Readers::Stream final : public grpc::ClientReadReactor<v1::GenerateResponse> {
+class Readers::Stream {
  public:
-  Stream(Readers* owner, int client, v1::GenerateRequest request)
-      : owner_(owner), client_(client), request_(std::move(request)) {}
-  void Run(v1::Inference::Stub* stub) {
-    stub->async()->Generate(&context_, &request_, this);
-    StartRead(&event_);
-    StartCall();
+  virtual ~Stream() = default;
+  virtual void Cancel() = 0;
+};
+
+// Deletes itself when gRPC is done with it.
+template <class Request, class Response>
+class Readers::StreamOf final : public Stream, public grpc::ClientReadReactor<Response> {
+ public:
+  StreamOf(Readers* owner, int client, Request request) : owner_(owner), client_(client), request_(std::move(request)) {}
+  // `start`: of the stub's async().
+  void Run(const std::function<void(grpc::ClientContext*, const Request*, grpc::ClientReadReactor<Response>*)>& start) {
+    start(&context_, &request_, this);
+    this->StartRead(&event_);
+    this->StartCall();
   }
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() override { context_.TryCancel(); }
 
  private:
   void OnReadDone(bool ok) override {
     if (!ok) return;
-    if (event_.has_token()) owner_->OnTokens(client_, {&event_.token(), 1});
-    if (event_.has_tokens()) {
-      std::vector<v1::TokenEvent> tokens(event_.tokens().tokens().begin(), event_.tokens().tokens().end());
-      owner_->OnTokens(client_, tokens);
-    }
-    StartRead(&event_);
+    owner_->OnEvent(client_, event_);
+    this->StartRead(&event_);
   }
   void OnDone(const grpc::Status& status) override {
     {
       MutexLock lock(&owner_->mu_);
-      owner_->running_[client_] = nullptr;
+      owner_->running_[static_cast<size_t>(client_)] = nullptr;
       if (status.ok()) {
         ++owner_->seen_.answers;
       } else if (!owner_->stop_) {
@@ -241,15 +245,19 @@ class Readers::Stream final : public grpc::ClientReadReactor<v1::GenerateRespons
   Readers* const owner_;
   const int client_;
   grpc::ClientContext context_;
-  const v1::GenerateRequest request_;
-  v1::GenerateResponse event_;
+  const Request request_;
+  Response event_;
 };
 
-Readers::Readers(const std::string& router, int clients, int connections, SendTimes* times)
+Readers::Readers(const std::string& router, const std::vector<std::string>& workers, int clients, int connections,
+                 SendTimes* times)
     : times_(times), clients_(clients), running_(static_cast<size_t>(clients)), next_(static_cast<size_t>(clients)) {
   rpc::ChannelOptions options;
   options.own_connection = true;
   for (int i = 0; i < connections; ++i) stubs_.push_back(v1::Inference::NewStub(rpc::CreateChannel(router, options)));
+  for (const std::string& worker : workers) {
+    worker_stubs_.push_back(v1::DecodeWorker::NewStub(rpc::CreateChannel(worker, options)));
+  }
 }
 
 Readers::~Readers() { Stop(); }
@@ -272,32 +280,62 @@ void Readers::Again(int client) {
     cv_.SignalAll();
     return;
   }
+  const std::string id = absl::StrCat(client, "-", number++);
+  if (tokens_per_message_ == 0) {
+    v1::DecodeRequest request;
+    request.set_request_id(id);
+    request.mutable_sampling()->set_max_tokens(kAnswerTokens);
+    auto* stream = new StreamOf<v1::DecodeRequest, v1::DecodeEvent>(this, client, std::move(request));
+    Began(client, stream);
+    v1::DecodeWorker::Stub* stub = worker_stubs_[static_cast<size_t>(client) % worker_stubs_.size()].get();
+    return stream->Run([stub](auto* context, auto* r, auto* reactor) { stub->async()->Decode(context, r, reactor); });
+  }
   v1::GenerateRequest request;
-  request.set_request_id(absl::StrCat(client, "-", number++));
+  request.set_request_id(id);
   for (int i = 0; i < 8; ++i) request.mutable_token_ids()->add_ids('a' + i);
   request.mutable_sampling()->set_max_tokens(kAnswerTokens);
   request.mutable_sampling()->set_ignore_eos(true);
   request.mutable_sampling()->set_temperature(0);
   request.set_tokens_per_message(static_cast<uint32_t>(tokens_per_message_));
-  auto* stream = new Stream(this, client, std::move(request));
-  {
-    MutexLock lock(&mu_);
-    running_[static_cast<size_t>(client)] = stream;
-    next_[static_cast<size_t>(client)] = 0;
-  }
-  stream->Run(stubs_[static_cast<size_t>(client) % stubs_.size()].get());
+  auto* stream = new StreamOf<v1::GenerateRequest, v1::GenerateResponse>(this, client, std::move(request));
+  Began(client, stream);
+  v1::Inference::Stub* stub = stubs_[static_cast<size_t>(client) % stubs_.size()].get();
+  stream->Run([stub](auto* context, auto* r, auto* reactor) { stub->async()->Generate(context, r, reactor); });
 }
 
-void Readers::OnTokens(int client, std::span<const v1::TokenEvent> tokens) {
+void Readers::Began(int client, Stream* stream) {
+  MutexLock lock(&mu_);
+  running_[static_cast<size_t>(client)] = stream;
+  next_[static_cast<size_t>(client)] = 0;
+}
+
+void Readers::OnEvent(int client, const v1::GenerateResponse& event) {
+  if (event.has_token()) {
+    const uint32_t index = event.token().token_index();
+    OnTokens(client, {&index, 1});
+  }
+  if (!event.has_tokens()) return;
+  std::vector<uint32_t> indices;
+  for (const v1::TokenEvent& token : event.tokens().tokens()) indices.push_back(token.token_index());
+  OnTokens(client, indices);
+}
+
+void Readers::OnEvent(int client, const v1::DecodeEvent& event) {
+  if (!event.has_token()) return;
+  const uint32_t index = event.token().token_index();
+  OnTokens(client, {&index, 1});
+}
+
+void Readers::OnTokens(int client, std::span<const uint32_t> indices) {
   const int64_t now = NowNs();
   MutexLock lock(&mu_);
   ++seen_.messages;
-  seen_.tokens += tokens.size();
-  for (const v1::TokenEvent& token : tokens) {
+  seen_.tokens += indices.size();
+  for (const uint32_t index : indices) {
     uint32_t& next = next_[static_cast<size_t>(client)];
-    if (token.token_index() != next && seen_.failures++ == 0) seen_.failure = "a token out of order";
-    next = token.token_index() + 1;
-    seen_.latency_ms.push_back(static_cast<float>(now - times_->Get(client, token.token_index())) * 1e-6f);
+    if (index != next && seen_.failures++ == 0) seen_.failure = "a token out of order";
+    next = index + 1;
+    seen_.latency_ms.push_back(static_cast<float>(now - times_->Get(client, index)) * 1e-6f);
   }
 }
 

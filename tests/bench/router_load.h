@@ -78,21 +78,29 @@ struct Seen {
 // `clients` streams that are asked for again when they end, over a few connections. Thread-safe.
 class Readers {
  public:
-  Readers(const std::string& router, int clients, int connections, SendTimes* times);
+  Readers(const std::string& router, const std::vector<std::string>& workers, int clients, int connections,
+          SendTimes* times);
   ~Readers();  // cancels and waits
-  // `tokens_per_message`: what the clients allow (GenerateRequest.tokens_per_message).
+  // `tokens_per_message`: what the clients allow (GenerateRequest.tokens_per_message). 0: they ask the workers, without
+  // the router.
   void Start(int tokens_per_message);
   void Stop();
   Seen Take();  // since the last Take
 
  private:
   class Stream;
+  template <class Request, class Response>
+  class StreamOf;
   void Again(int client);
-  void OnTokens(int client, std::span<const v1::TokenEvent> tokens);
+  void Began(int client, Stream* stream);
+  void OnEvent(int client, const v1::GenerateResponse& event);
+  void OnEvent(int client, const v1::DecodeEvent& event);
+  void OnTokens(int client, std::span<const uint32_t> indices);
 
   SendTimes* const times_;
   const int clients_;
   std::vector<std::unique_ptr<v1::Inference::Stub>> stubs_;
+  std::vector<std::unique_ptr<v1::DecodeWorker::Stub>> worker_stubs_;
   int tokens_per_message_ = 1;
   std::atomic<bool> stop_{false};
   Mutex mu_;
