@@ -44,7 +44,9 @@ struct GatherTokens {
   };
   void Take(std::deque<Item>* waiting, grpc::ByteBuffer* next) {
     size_t tokens = 0, bytes = 0;
-    while (tokens < most && tokens < waiting->size() && (*waiting)[tokens].token) bytes += (*waiting)[tokens++].bytes.size();
+    while (tokens < most && tokens < waiting->size() && (*waiting)[tokens].token) {
+      bytes += (*waiting)[tokens++].bytes.size();
+    }
     if (tokens <= 1) {
       const grpc::Slice one(waiting->front().bytes);
       *next = grpc::ByteBuffer(&one, 1);
@@ -53,7 +55,9 @@ struct GatherTokens {
     // GenerateResponse.tokens: its number and type, its length, and the messages as they are (see TokenEvents).
     std::string joined(1, static_cast<char>(v1::GenerateResponse::kTokensFieldNumber << 3 | 2));
     joined.reserve(bytes + 8);
-    for (size_t left = bytes; left > 0; left >>= 7) joined.push_back(static_cast<char>((left & 0x7f) | (left > 0x7f) << 7));
+    for (size_t left = bytes; left > 0; left >>= 7) {
+      joined.push_back(static_cast<char>((left & 0x7f) | (left > 0x7f) << 7));
+    }
     for (; tokens > 0; --tokens) {
       joined += waiting->front().bytes;
       waiting->pop_front();
