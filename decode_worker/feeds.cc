@@ -137,6 +137,8 @@ class Feeds::Member final : public EventStream {
       v1::DecodeEvent event;
       event.mutable_in_feed()->set_events(pushed);
       own_->Push(std::move(event));
+      // The router waits for all of them, and an end need not come within a step.
+      writer_->Flush();
     }
     own_->Finish(std::move(status));
     feed_->Leave(this);

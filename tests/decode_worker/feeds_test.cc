@@ -101,6 +101,20 @@ TEST_F(FeedsTest, AStepOfAllCallsIsOneMessage) {
   for (int c : {0, 2}) calls[c]->Finish(absl::OkStatus());
 }
 
+TEST_F(FeedsTest, WhatACallHeldBackLeavesWithItsEnd) {
+  Start();
+  grpc::ClientContext context;
+  auto reader = Open("f", &context);
+  Own* own;
+  auto call = Join("f", 1, &own);
+  EXPECT_TRUE(call->Push(Token(7)));
+  call->Finish(absl::OkStatus());  // and no step follows
+  v1::FeedBatch batch;
+  ASSERT_TRUE(reader->Read(&batch));
+  ASSERT_EQ(batch.events_size(), 1);
+  EXPECT_EQ(batch.events(0).event().token().token_index(), 7u);
+}
+
 TEST_F(FeedsTest, ACallThatNamesNoOpenFeedHasItsOwnStream) {
   Start();
   Own* own;
