@@ -110,6 +110,11 @@ UcxLoop::~UcxLoop() {
 absl::Status UcxLoop::Init() {
   static const bool logging = (ucs_log_push_handler(&LogToStderr), true);
   (void)logging;
+  static const bool guarded = UcxSurvivesNullLanes();
+  if (!guarded) {
+    static const int said = fprintf(stderr, "ucx warning: this UCX is not guarded against peers that die while they connect\n");
+    (void)said;
+  }
   ucp_config_t* config = nullptr;
   ucs_status_t s = ucp_config_read(nullptr, nullptr, &config);
   if (s != UCS_OK) return UcxError("UCX configuration", s);

@@ -21,6 +21,9 @@
 namespace baton::kvtransfer {
 
 // "what: UCX's words", UNAVAILABLE.
+// Whether ucx_null_lane.cc stands before the UCX of this process.
+bool UcxSurvivesNullLanes();
+
 absl::Status UcxError(absl::string_view what, ucs_status_t status);
 
 // An IPv4 literal and port, "127.0.0.1:4711".
