@@ -170,9 +170,11 @@ TEST(UcxServerTest, AReceiverThatDiesWithItsQueueFullHoldsNoTicket) {
   peer.Signal(SIGKILL);
   peer.Bury();
   EXPECT_TRUE(Eventually([&] { return exporter.counters().outstanding == 0; })) << exporter.counters().outstanding;
-  ExpectAllFree(*pool);
-  // UCX is started anew at the same address, and what it was trying is over: the thread sleeps.
+  // UCX is started anew at the same address, and what it was trying is over: the thread sleeps, and the blocks, which no ticket
+  // held any more, are free.
   EXPECT_TRUE(Eventually([&] { return (*server)->counters().restarts == 1; }));
+  EXPECT_TRUE(Eventually([&] { return pool->ledger().free == pool->ledger().total; }));
+  ExpectAllFree(*pool);
   PeerProcess other("d1", key, 256);
   auto ticket = exporter.ExportSealed({.request_id = "s", .num_tokens = 160, .lease = absl::Seconds(30)},
                                       testing::FilledLease(pool.get(), 10, 1));
