@@ -29,6 +29,7 @@ void AddChat(CLI::App* app, Invocation* invocation);
 void AddStatus(CLI::App* app, Invocation* invocation);
 void AddScale(CLI::App* app, Invocation* invocation);
 void AddDrain(CLI::App* app, Invocation* invocation);
+void AddRole(CLI::App* app, Invocation* invocation);
 void AddBench(CLI::App* app, Invocation* invocation);
 void AddDoctor(CLI::App* app, Invocation* invocation);
 void AddConfig(CLI::App* app, Invocation* invocation);

@@ -90,6 +90,7 @@ int Main(int argc, char** argv) {
   AddStatus(&app, &invocation);
   AddScale(&app, &invocation);
   AddDrain(&app, &invocation);
+  AddRole(&app, &invocation);
   AddBench(&app, &invocation);
   AddDoctor(&app, &invocation);
   AddInspect(&app, &invocation);

@@ -1,5 +1,4 @@
 // `baton scale prefill=3 decode=2`: the number of workers of the cluster that `baton up` runs here.
-// `baton drain NAME`: a worker finishes what it has and leaves.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
@@ -8,15 +7,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cli/cluster_client.h"
 #include "cli/command.h"
-#include "common/control_socket.h"
 #include "cli/output.h"
-#include "cli/remote_generator.h"
 #include "cli/settings.h"
-#include "common/rpc/channel.h"
-#include "common/status.h"
-#include "proto/cluster.grpc.pb.h"
-#include "proto/worker.grpc.pb.h"
+#include "common/control_socket.h"
 
 namespace baton::cli {
 namespace {
@@ -27,21 +22,6 @@ struct ScaleFlags {
   std::vector<std::string> sizes;
   double timeout_s = 120;
 };
-
-struct DrainFlags {
-  std::string name;
-  double timeout_s = 0;
-};
-
-absl::StatusOr<v1::ClusterStatus> AskStatus(v1::Cluster::Stub* stub, grpc::Channel* channel,
-                                            const std::string& address) {
-  grpc::ClientContext context;
-  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
-  v1::ClusterStatus cluster;
-  const grpc::Status called = stub->GetClusterStatus(&context, {}, &cluster);
-  if (absl::Status s = ExplainCall(called, address, channel->GetState(false)); !s.ok()) return s;
-  return cluster;
-}
 
 // "prefill=3" to {"prefill", 3}.
 absl::StatusOr<std::map<std::string, int>> ParseSizes(const std::vector<std::string>& words) {
@@ -81,14 +61,12 @@ int RunScale(const ScaleFlags& flags, const Invocation& invocation) {
     return out.Fail(absl::FailedPreconditionError(answer->value("error", "")), "baton status", kExitFailure);
   }
   // Until the router has them all.
-  const absl::StatusOr<std::shared_ptr<grpc::Channel>> opened = RouterChannel(settings->config);
-  if (!opened.ok()) return out.Fail(opened.status(), "baton config check", kExitUsage);
-  const std::shared_ptr<grpc::Channel>& channel = *opened;
-  const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
+  absl::StatusOr<ClusterClient> client = ClusterClient::Open(settings->config);
+  if (!client.ok()) return out.Fail(client.status(), "baton config check", kExitUsage);
   const absl::Time until = absl::Now() + absl::Seconds(flags.timeout_s);
   std::map<std::string, int> ready;
   while (true) {
-    const absl::StatusOr<v1::ClusterStatus> cluster = AskStatus(stub.get(), channel.get(), address);
+    const absl::StatusOr<v1::ClusterStatus> cluster = client->Status();
     if (!cluster.ok()) return out.Fail(cluster.status(), "baton status", kExitFailure);
     ready = {{"prefill", 0}, {"decode", 0}};
     bool leaving = false;
@@ -114,54 +92,6 @@ int RunScale(const ScaleFlags& flags, const Invocation& invocation) {
   return kExitOk;
 }
 
-int RunDrain(const DrainFlags& flags, const Invocation& invocation) {
-  const Output out(invocation.json);
-  const absl::StatusOr<LoadedConfig> settings =
-      LoadConfig(ProcessRole::kCommand, invocation.setting_args, BatonEnvironment());
-  if (!settings.ok()) return out.Fail(settings.status(), "baton drain --help", kExitUsage);
-  const std::string& address = settings->config.router();
-  const absl::StatusOr<std::shared_ptr<grpc::Channel>> opened = RouterChannel(settings->config);
-  if (!opened.ok()) return out.Fail(opened.status(), "baton config check", kExitUsage);
-  const std::shared_ptr<grpc::Channel>& channel = *opened;
-  const std::unique_ptr<v1::Cluster::Stub> stub = v1::Cluster::NewStub(channel);
-  absl::StatusOr<v1::ClusterStatus> cluster = AskStatus(stub.get(), channel.get(), address);
-  if (!cluster.ok()) return out.Fail(cluster.status(), "baton status", kExitFailure);
-  const auto find = [&]() -> const v1::ClusterWorker* {
-    for (const v1::ClusterWorker& w : cluster->workers()) {
-      if (w.info().name() == flags.name && w.state() != "lost") return &w;
-    }
-    return nullptr;
-  };
-  const v1::ClusterWorker* worker = find();
-  if (worker == nullptr) {
-    return out.Fail(absl::NotFoundError(absl::StrCat("no worker named ", flags.name)), "baton status", kExitFailure);
-  }
-  const std::string incarnation = worker->info().incarnation();
-  const absl::StatusOr<std::shared_ptr<grpc::Channel>> worker_channel =
-      WorkerChannel(settings->config, worker->info().address(), worker->info().role());
-  if (!worker_channel.ok()) return out.Fail(worker_channel.status(), "baton config check", kExitUsage);
-  const auto worker_stub = v1::Worker::NewStub(*worker_channel);
-  grpc::ClientContext context;
-  rpc::SetDeadline(&context, absl::Now() + absl::Seconds(10));
-  v1::DrainResponse response;
-  const absl::Status asked = FromGrpcStatus(worker_stub->Drain(&context, {}, &response));
-  if (!asked.ok()) return out.Fail(asked, absl::StrCat("is ", worker->info().address(), " reachable from here?"), 1);
-  out.Note(absl::StrCat(flags.name, " drains: it takes nothing new, finishes what it has, and leaves"));
-  const absl::Time until = absl::Now() + absl::Seconds(flags.timeout_s);
-  while (flags.timeout_s > 0 && worker != nullptr && worker->info().incarnation() == incarnation) {
-    if (absl::Now() > until) {
-      return out.Fail(absl::DeadlineExceededError(absl::StrCat(flags.name, " is still draining")), "baton status",
-                      kExitFailure);
-    }
-    absl::SleepFor(absl::Milliseconds(50));
-    cluster = AskStatus(stub.get(), channel.get(), address);
-    if (!cluster.ok()) return out.Fail(cluster.status(), "baton status", kExitFailure);
-    worker = find();
-  }
-  if (out.json()) out.Json({{"worker", flags.name}, {"left", flags.timeout_s > 0}});
-  return kExitOk;
-}
-
 }  // namespace
 
 void AddScale(CLI::App* app, Invocation* invocation) {
@@ -173,18 +103,6 @@ void AddScale(CLI::App* app, Invocation* invocation) {
   sub->footer(HelpFooter({"baton scale prefill=3 decode=2"}, {"router"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunScale(*flags, *invocation); }; });
-}
-
-void AddDrain(CLI::App* app, Invocation* invocation) {
-  auto flags = std::make_shared<DrainFlags>();
-  CLI::App* sub = app->add_subcommand("drain", "Let a worker finish what it has and leave");
-  sub->add_option("worker", flags->name, "Its name, as `baton status` shows it")->required();
-  sub->add_option("--timeout", flags->timeout_s, "Wait so many seconds until it has left; default 0: do not wait")
-      ->check(CLI::Range(0.0, 86400.0));
-  sub->add_flag("--json", invocation->json, "Print one JSON line on stdout");
-  sub->footer(HelpFooter({"baton drain decode-1", "baton drain decode-1 --timeout 60"}, {"router"}));
-  sub->callback(
-      [flags, invocation] { invocation->run = [flags, invocation] { return RunDrain(*flags, *invocation); }; });
 }
 
 }  // namespace baton::cli

@@ -123,12 +123,11 @@ void Supervisor::Scale(const std::string& role, int count) {
   }
   int number = 0;
   for (int i = have; i < count; ++i) {
-    ProcessSpec spec = options_.make_worker(role, number);
-    while (names.count(spec.name) > 0) spec = options_.make_worker(role, ++number);
-    names.insert(spec.name);
+    while (names.count(absl::StrCat(role, "-", number)) > 0) ++number;
     Process process;
-    process.progress.name = spec.name;
-    process.spec = std::move(spec);
+    process.spec = options_.make_worker(role, absl::StrCat(role, "-", number));
+    process.progress.name = process.spec.name;
+    names.insert(process.spec.name);
     processes_.push_back(std::move(process));
     StartProcess(&processes_.back());
   }
@@ -193,6 +192,13 @@ void Supervisor::HandleEvent(Process* process, const nlohmann::json& event) {
   } else if (kind == "draining") {
     // By `baton drain`: it is not to come back.
     if (!is_router && phase_ == Phase::kServing && process->failure.empty()) process->leaving = true;
+  } else if (kind == "changing_role") {
+    const std::string role = Text(event, "role");
+    if (is_router || !options_.make_worker || (role != "prefill" && role != "decode")) return;
+    Say(absl::StrCat(process->spec.name, " becomes a ", role, " worker"));
+    // What a restart would start.
+    process->spec = options_.make_worker(role, process->spec.name);
+    process->state = State::kStarting;
   } else if (kind == "refused" || kind == "failed") {
     process->failure = Text(event, "reason");
     if (kind == "refused" && phase_ == Phase::kLoading) {

@@ -35,8 +35,8 @@ struct ProcessSpec {
 struct SupervisorOptions {
   std::string model;  // for messages
   absl::Duration drain_timeout = absl::Seconds(30);
-  // One more worker of a role, by its number; null: the cluster keeps its size.
-  std::function<ProcessSpec(const std::string& role, int number)> make_worker;
+  // A worker of a role; null: the cluster keeps its size.
+  std::function<ProcessSpec(const std::string& role, const std::string& name)> make_worker;
 };
 
 class Supervisor {

@@ -115,7 +115,7 @@ uint32_t NumPrefill(const LoadedConfig& loaded) {
 
 struct Specs {
   std::vector<ProcessSpec> first;  // the router, then the workers
-  std::function<ProcessSpec(const std::string& role, int number)> make_worker;
+  std::function<ProcessSpec(const std::string& role, const std::string& name)> make_worker;
 };
 
 // Command lines of all processes. `key` is the cluster key's path.
@@ -138,8 +138,7 @@ Specs MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std:
                    }});
   const int workers = static_cast<int>(num_prefill + config.decode());
   const uint32_t threads = config.has_threads() ? config.threads() : std::max(1, AvailableCores() / workers);
-  specs.make_worker = [=](const std::string& role, int number) {
-    const std::string name = absl::StrCat(role, "-", number);
+  specs.make_worker = [=](const std::string& role, const std::string& name) {
     return ProcessSpec{name, role, [=](const std::string& router, const std::string&) {
                          std::vector<std::string> argv = {role == "prefill" ? programs.prefill : programs.decode};
                          argv.insert(argv.end(), common.begin(), common.end());
@@ -151,8 +150,8 @@ Specs MakeSpecs(const LoadedConfig& loaded, const Programs& programs, const std:
                          return argv;
                        }};
   };
-  for (uint32_t i = 0; i < num_prefill; ++i) specs.first.push_back(specs.make_worker("prefill", static_cast<int>(i)));
-  for (uint32_t i = 0; i < config.decode(); ++i) specs.first.push_back(specs.make_worker("decode", static_cast<int>(i)));
+  for (uint32_t i = 0; i < num_prefill; ++i) specs.first.push_back(specs.make_worker("prefill", absl::StrCat("prefill-", i)));
+  for (uint32_t i = 0; i < config.decode(); ++i) specs.first.push_back(specs.make_worker("decode", absl::StrCat("decode-", i)));
   return specs;
 }
 

@@ -5,6 +5,7 @@
 //   {"event":"ready","role":"prefill","name":"prefill-0","listen":"127.0.0.1:4711","http":"127.0.0.1:4712","pid":42}
 //   {"event":"registered","router":"127.0.0.1:50051"}
 //   {"event":"refused","reason":"..."}      the router did not accept this worker
+//   {"event":"changing_role","role":"decode"}   a worker; "ready" and "registered" follow again
 //   {"event":"draining"}  {"event":"stopped"}
 //   {"event":"failed","reason":"..."}       before a non-zero exit
 //

@@ -23,6 +23,8 @@ const char* KindName(const v1::Constraint& constraint) {
       return "regex";
     case v1::Constraint::kChoice:
       return "choice";
+    case v1::Constraint::kEnclosed:
+      return "enclosed";
     case v1::Constraint::KIND_NOT_SET:
       break;
   }
@@ -49,6 +51,19 @@ void BuildChoice(Builder* builder, const v1::Constraint::Choices& choice) {
   builder->End(builder->OneOf(builder->begin(rule), {choice.texts().begin(), choice.texts().end()}));
 }
 
+void BuildEnclosed(Builder* builder, const v1::Constraint::EnclosedJson& enclosed) {
+  for (const std::string* text : {&enclosed.before(), &enclosed.after()}) {
+    if (text->size() <= kMaxEnclosingBytes) continue;
+    return builder->Fail(absl::InvalidArgumentError(
+        absl::StrCat("before or after has ", text->size(), " bytes; at most ", kMaxEnclosingBytes)));
+  }
+  const Rule rule = builder->NewRule();
+  const Rule json = BuildSchema(builder, enclosed.json_schema());
+  if (!builder->ok()) return;
+  const State opened = builder->Literal(builder->begin(rule), enclosed.before());
+  builder->End(builder->Literal(builder->Call(opened, json), enclosed.after()));
+}
+
 void Build(Builder* builder, const v1::Constraint& constraint) {
   switch (constraint.kind_case()) {
     case v1::Constraint::kJsonObject: {
@@ -58,7 +73,8 @@ void Build(Builder* builder, const v1::Constraint& constraint) {
       return;
     }
     case v1::Constraint::kJsonSchema:
-      return BuildSchema(builder, constraint.json_schema());
+      BuildSchema(builder, constraint.json_schema());
+      return;
     case v1::Constraint::kRegex: {
       const Rule rule = builder->NewRule();
       builder->End(AddRegex(builder, builder->begin(rule), constraint.regex()));
@@ -66,10 +82,12 @@ void Build(Builder* builder, const v1::Constraint& constraint) {
     }
     case v1::Constraint::kChoice:
       return BuildChoice(builder, constraint.choice());
+    case v1::Constraint::kEnclosed:
+      return BuildEnclosed(builder, constraint.enclosed());
     case v1::Constraint::KIND_NOT_SET:
       break;
   }
-  builder->Fail(absl::InvalidArgumentError("has no kind; set json_object, json_schema, regex or choice"));
+  builder->Fail(absl::InvalidArgumentError("has no kind; set json_object, json_schema, regex, choice or enclosed"));
 }
 
 absl::Status CheckTexts(const v1::Constraint& constraint) {
@@ -80,7 +98,10 @@ absl::Status CheckTexts(const v1::Constraint& constraint) {
   for (const std::string& text : constraint.choice().texts()) {
     if (absl::Status s = check(text); !s.ok()) return s;
   }
-  if (absl::Status s = check(constraint.regex()); !s.ok()) return s;
+  for (const std::string* text : {&constraint.regex(), &constraint.enclosed().before(), &constraint.enclosed().json_schema(),
+                                  &constraint.enclosed().after()}) {
+    if (absl::Status s = check(*text); !s.ok()) return s;
+  }
   return check(constraint.json_schema());
 }
 

@@ -22,6 +22,7 @@
 namespace baton::constraint {
 
 inline constexpr int kMaxChoiceBytes = 64 << 10;
+inline constexpr size_t kMaxEnclosingBytes = 256;
 
 // INVALID_ARGUMENT or RESOURCE_EXHAUSTED ... always told as INVALID_ARGUMENT "sampling.constraint.<kind>: <where>: <what>".
 absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const v1::Constraint& constraint, const ByteSet& spellable);

@@ -6,14 +6,16 @@
 
 namespace baton::constraint {
 
-void BuildSchema(Builder* builder, absl::string_view schema) {
+Rule BuildSchema(Builder* builder, absl::string_view schema) {
   if (schema.size() > kMaxSchemaBytes) {
-    return builder->Fail(
+    builder->Fail(
         absl::InvalidArgumentError(absl::StrCat("a schema of ", schema.size(), " bytes; at most ", kMaxSchemaBytes)));
+    return 0;
   }
   const absl::StatusOr<Json> root = ParseBoundedJson(schema);
-  if (!root.ok()) return builder->Fail(root.status());
-  SchemaCompiler(builder, *root).Run();
+  if (root.ok()) return SchemaCompiler(builder, *root).Run();
+  builder->Fail(root.status());
+  return 0;
 }
 
 }  // namespace baton::constraint

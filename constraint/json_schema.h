@@ -15,9 +15,9 @@ namespace baton::constraint {
 inline constexpr size_t kMaxSchemaBytes = 64 << 10;
 inline constexpr int kMaxSchemaDepth = 64;
 
-// Makes the builder's rule 0 from the schema. The builder's error names the keyword and its path in the schema (as a
-// JSON pointer).
-void BuildSchema(Builder* builder, absl::string_view schema);
+// Adds a rule of the schema's texts and returns it (the builder's first one, if there was none). The builder's error names the
+// keyword and its path in the schema (as a JSON pointer).
+Rule BuildSchema(Builder* builder, absl::string_view schema);
 
 }  // namespace baton::constraint
 

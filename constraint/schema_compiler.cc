@@ -53,7 +53,7 @@ bool HasType(const Json& value, const std::string& type) {
 
 }  // namespace
 
-void SchemaCompiler::Run() {
+Rule SchemaCompiler::Run() {
   const Rule top = builder_->NewRule();
   rules_.emplace("", top);
   queue_.push_back({"", top});
@@ -62,6 +62,7 @@ void SchemaCompiler::Run() {
     const auto [path, rule] = queue_[i];
     builder_->End(Value(builder_->begin(rule), *Resolve(path), path, 0));
   }
+  return top;
 }
 
 State SchemaCompiler::Fail(const std::string& path, absl::string_view what) {

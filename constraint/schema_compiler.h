@@ -26,7 +26,8 @@ class SchemaCompiler {
   // Neither is owned; both outlive this.
   SchemaCompiler(Builder* builder, const Json& root) : builder_(builder), root_(root), json_(builder) {}
 
-  void Run();
+  // The schema's rule.
+  Rule Run();
 
  private:
   State Fail(const std::string& path, absl::string_view what);

@@ -109,6 +109,10 @@ class EngineThread : public Engine {
     Post([this] { core_->Drain(); });
   }
 
+  void Resume() override {
+    Post([this] { core_->Resume(); });
+  }
+
   bool Idle() const override {
     {
       MutexLock lock(&mu_);

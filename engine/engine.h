@@ -92,6 +92,8 @@ class Engine {
   // From now on submissions and reservations end with UNAVAILABLE; what was accepted goes on, and SubmitDecode into room
   // that was promised before is still accepted.
   virtual void Drain() = 0;
+  // Undoes Drain. The prefix cache is as it was.
+  virtual void Resume() = 0;
   // True when nothing runs, waits or is leased.
   virtual bool Idle() const = 0;
 

@@ -54,6 +54,7 @@ class EngineCore {
   void AdoptPrefix(const std::string& tenant, std::span<const int32_t> token_ids, kvcache::BlockLease kv);
   void Cancel(const std::string& request_id);
   void Drain() { draining_ = true; }
+  void Resume() { draining_ = false; }
   // Everything open ends with `status`.
   void EndAll(const absl::Status& status);
 

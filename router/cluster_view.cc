@@ -189,6 +189,7 @@ absl::Status ClusterView::RegisterLocked(const v1::WorkerInfo& info,
   (row.role == Role::kPrefill ? ever_prefill_ : ever_decode_) = true;
   row.state = worker.warm ? WorkerState::kReady : WorkerState::kWarming;
   row.suspect = false;
+  row.changes_role = info.changes_role();
   row.address = info.address();
   row.max_context = info.max_context();
   row.block_size = info.layout().block_size();

@@ -58,6 +58,7 @@ struct WorkerSnapshot {
   Role role = Role::kPrefill;
   WorkerState state = WorkerState::kReady;
   bool suspect = false;      // it did not answer a call, and has not been heard of since
+  bool changes_role = false;  // it can become a worker of the other role
   std::string address;       // gRPC, host:port
   uint32_t max_context = 0;  // tokens
   uint32_t block_size = 0;   // tokens

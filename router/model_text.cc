@@ -12,6 +12,7 @@
 #include "model/gguf.h"
 #include "model/tokenizer/gguf_tokenizer.h"
 #include "model/tokenizer/text_stream.h"
+#include "router/tools_as_text.h"
 
 namespace baton::router {
 namespace {
@@ -166,11 +167,14 @@ absl::StatusOr<model::ChatTemplateInput> ModelText::TemplateInput(const v1::Chat
   if (!chat.tools().empty()) {
     absl::StatusOr<Json> tools = ParsePart(chat.tools(), "chat.tools", Json::value_t::array);
     if (!tools.ok()) return tools.status();
-    // A template that does not look at them would drop them without a word.
-    if (!tools->empty() && !absl::StrContains(chat_template_source_, "tools")) {
-      return InvalidField("chat.tools", "this model's chat template knows no tools; send none");
+    if (!tools->empty()) {
+      // A template that does not look at them would drop them without a word.
+      if (absl::StrContains(chat_template_source_, "tools")) {
+        input.tools = *std::move(tools);
+      } else {
+        TellOfTools(*tools, &input.messages);
+      }
     }
-    if (!tools->empty()) input.tools = *std::move(tools);
   }
   if (!chat.template_arguments().empty()) {
     absl::StatusOr<Json> extra = ParsePart(chat.template_arguments(), "chat.template_arguments", Json::value_t::object);

@@ -34,7 +34,7 @@ class ModelText final : public TextMaker {
   const std::string& chat_template_source() const { return chat_template_source_; }
 
   // INVALID_ARGUMENT: `text` cannot fit into max_context (found before tokenizing), is not UTF-8, the template refuses the
-  // messages or knows no tools, or JSON within the chat is not what it should be. FAILED_PRECONDITION: the model has no usable chat template.
+  // messages, or JSON within the chat is not what it should be. FAILED_PRECONDITION: the model has no usable chat template.
   absl::StatusOr<std::vector<int32_t>> TokenizeText(absl::string_view text, bool add_special) const;
   absl::StatusOr<std::vector<int32_t>> TokenizeChat(const v1::Chat& chat) const;
   absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::GenerateRequest& request) const;

@@ -20,6 +20,14 @@ constexpr absl::Duration kScaleTimeout = absl::Seconds(5);
 constexpr absl::Duration kDeaf = absl::Milliseconds(500);  // between two ticks: this process did not run
 constexpr absl::Duration kHttpGrace = absl::Seconds(2);  // for the last bytes of answers
 
+RoleBalancerOptions BalancerOptions(const v1::Config& config) {
+  RoleBalancerOptions options;
+  options.sustain = absl::Milliseconds(config.role_dwell_ms());
+  // Half of what may pass until token 0: the other half is the prompt's own.
+  if (config.ttft_slo_ms() > 0) options.backlog = absl::Milliseconds(config.ttft_slo_ms()) / 2;
+  return options;
+}
+
 ClusterViewOptions ViewOptions(const v1::Config& config, const ModelText& text) {
   ClusterViewOptions options;
   options.heartbeat = absl::Milliseconds(config.heartbeat_ms());
@@ -74,6 +82,7 @@ Router::Router(const v1::Config& config, rpc::Security security, std::unique_ptr
       keys_(std::move(keys)),
       intake_({absl::Milliseconds(config.default_deadline_ms())}, text_.get(), &view_, &context_, keys_.get()),
       warm_up_(ServingModeFrom(config.mode()), &view_, context_, metrics),
+      roles_(BalancerOptions(config)),
       inference_(&intake_),
       kserve_(&intake_, [this] { return !draining_ && view_.Ready(); }),
       cluster_(
@@ -195,11 +204,31 @@ void Router::Tick() {
     load_.Tick(clock_->Now(), static_cast<uint32_t>(table_.running()),
                static_cast<uint32_t>(std::accumulate(queue.requests.begin(), queue.requests.end(), size_t{0})));
     warm_up_.Tick();
+    if (config_.auto_roles()) BalanceRoles(queue.tokens);
     UpdateHealth();
     std::set<WorkerId> known;
     for (const WorkerSnapshot& worker : view_.Snapshot()) known.insert(worker.id);
     channels_.KeepOnly(known);
   }
+}
+
+void Router::BalanceRoles(uint64_t queued_tokens) {
+  const absl::Time now = clock_->Now();
+  if (role_refused_.exchange(false)) roles_.Refused(now);
+  const std::optional<RoleChange> change = roles_.Tick(view_.Snapshot(), queued_tokens, now);
+  if (!change.has_value()) return;
+  const Role to = change->from == Role::kDecode ? Role::kPrefill : Role::kDecode;
+  LogInfo("a worker is to change its role", {{"worker", change->worker.name}, {"to", Name(to)}, {"why", change->why}});
+  calls_.ChangeRole({change->worker, change->address}, change->from == Role::kDecode,
+                    [this, name = change->worker.name, to](const absl::Status& status) {
+                      metrics_
+                          ->Counter("baton_role_changes_total", "Workers that this router asked to change their role",
+                                    {{"to", std::string(Name(to))}, {"result", status.ok() ? "ok" : "refused"}})
+                          .Increment();
+                      if (status.ok()) return;
+                      role_refused_ = true;
+                      LogWarn("a worker does not change its role", {{"worker", name}, {"why", status.message()}});
+                    });
 }
 
 void Router::OnWorkerGone(const WorkerId& id, const std::string& why) {

@@ -25,6 +25,7 @@
 #include "router/load_history.h"
 #include "router/model_text.h"
 #include "router/request_log.h"
+#include "router/role_balancer.h"
 #include "router/warm_up.h"
 #include "router/worker_calls.h"
 #include "router/worker_channels.h"
@@ -58,7 +59,8 @@ class Router {
   absl::Status OpenGrpc();
   // Makes this router known where workers look for routers, and learns of the others.
   absl::Status JoinRouters();
-  void Tick();  // on ticker_
+  void Tick();
+  void BalanceRoles(uint64_t queued_tokens);  // on ticker_
   void UpdateHealth();
   void OnWorkerGone(const WorkerId& id, const std::string& why);
   void FillStatus(v1::ClusterStatus* status) const;
@@ -80,6 +82,7 @@ class Router {
   Placement placement_;
   WorkerChannels channels_;
   RouterMetrics router_metrics_;
+  std::atomic<bool> role_refused_{false};  // a call of calls_ said so
   WorkerCalls calls_;
   RequestLog log_;
   LoadHistory load_;
@@ -87,6 +90,7 @@ class Router {
   const std::unique_ptr<ApiKeys> keys_;
   Intake intake_;
   WarmUp warm_up_;
+  RoleBalancer roles_;  // the ticker's
   InferenceService inference_;
   kserve::KServeService kserve_;
   ClusterService cluster_;

@@ -41,6 +41,14 @@ struct WorkerCalls::Drain_ {
   OnEnd done;
 };
 
+struct WorkerCalls::ChangeRole_ {
+  grpc::ClientContext context;
+  v1::ChangeRoleRequest request;
+  v1::ChangeRoleResponse response;
+  std::shared_ptr<WorkerStubs> stubs;
+  OnEnd done;
+};
+
 std::shared_ptr<WorkerCall> WorkerCalls::Prefill(StartPrefill command, absl::Time deadline,
                                                  std::function<void(v1::PrefillEvent&)> on_event, OnEnd on_end) {
   const std::shared_ptr<WorkerStubs> stubs = channels_->Get(command.worker);
@@ -121,6 +129,22 @@ void WorkerCalls::Drain(const WorkerRef& worker, bool decode, OnEnd done) {
     call.reset();
     End();
   });
+}
+
+void WorkerCalls::ChangeRole(const WorkerRef& worker, bool decode, OnEnd done) {
+  auto call = std::make_shared<ChangeRole_>();
+  call->request.set_role(decode ? "prefill" : "decode");
+  call->stubs = channels_->Get(worker);
+  call->done = std::move(done);
+  rpc::SetDeadline(&call->context, absl::Now() + kTimeout);
+  Begin();
+  v1::Worker::Stub* stub = decode ? call->stubs->decode_host.get() : call->stubs->prefill_host.get();
+  stub->async()->ChangeRole(&call->context, &call->request, &call->response,
+                            [this, call](const grpc::Status& s) mutable {
+                              call->done(FromGrpcStatus(s));
+                              call.reset();
+                              End();
+                            });
 }
 
 void WorkerCalls::Begin() {

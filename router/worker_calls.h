@@ -29,12 +29,15 @@ class WorkerCalls final : public WorkerLink {
   void Offer(const OfferHistory& command) override;
   // Asks a worker to finish what it has and leave.
   void Drain(const WorkerRef& worker, bool decode, OnEnd done);
+  // Asks a worker (`decode`: of that role now) to join again in the other role.
+  void ChangeRole(const WorkerRef& worker, bool decode, OnEnd done);
   void WaitUntilIdle();
 
  private:
   struct Update_;
   struct Offer_;
   struct Drain_;
+  struct ChangeRole_;
 
   void Begin();
   void End();

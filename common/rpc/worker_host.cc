@@ -14,19 +14,24 @@
 #include "common/status.h"
 
 namespace baton::rpc {
+namespace {
+
+absl::string_view OtherRole(absl::string_view role) { return role == "prefill" ? "decode" : "prefill"; }
+
+}  // namespace
 
 // baton.v1.Worker.
 class WorkerHost::Service : public v1::Worker::CallbackService {
  public:
-  Service(v1::WorkerInfo info, WorkerHooks hooks, ShutdownSignals* signals)
-      : info_(std::move(info)), hooks_(std::move(hooks)), signals_(signals) {}
+  Service(v1::WorkerInfo info, WorkerHooks hooks, WorkerHost* host)
+      : info_(std::move(info)), hooks_(std::move(hooks)), host_(host) {}
 
   grpc::ServerUnaryReactor* GetWorkerStatus(grpc::CallbackServerContext* context, const v1::GetWorkerStatusRequest*,
                                             v1::WorkerStatus* response) override {
     response->set_name(info_.name());
     response->set_incarnation(info_.incarnation());
     response->set_role(info_.role());
-    response->set_draining(signals_->draining());
+    response->set_draining(host_->draining());
     *response->mutable_load() = hooks_.load();
     *response->mutable_fingerprint() = info_.fingerprint();
     *response->mutable_layout() = info_.layout();
@@ -39,16 +44,23 @@ class WorkerHost::Service : public v1::Worker::CallbackService {
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
                                   v1::DrainResponse*) override {
     hooks_.drain();  // admission stops before the answer; the rest happens on the main thread
-    signals_->RequestDrain();
+    host_->signals_->RequestDrain();
     auto* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* ChangeRole(grpc::CallbackServerContext* context, const v1::ChangeRoleRequest* request,
+                                       v1::ChangeRoleResponse*) override {
+    auto* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(host_->ChangeRole(*request, info_.role())));
     return reactor;
   }
 
  private:
   const v1::WorkerInfo info_;
   const WorkerHooks hooks_;
-  ShutdownSignals* const signals_;
+  WorkerHost* const host_;
 };
 
 WorkerHost::WorkerHost(std::string role, const v1::Config& config, ShutdownSignals* signals, Metrics* metrics)
@@ -58,9 +70,14 @@ WorkerHost::WorkerHost(std::string role, const v1::Config& config, ShutdownSigna
       incarnation_(NewIncarnation()),
       signals_(signals),
       metrics_(metrics) {
-  signals_->OnDrain([this] {
-    // Not serving_: the drain that the signal has woken may have cleared it by now.
-    if (served_) return;
+  signals_->OnDrain([leave = leave_] {
+    {
+      MutexLock lock(&leave->mu);
+      leave->asked = true;
+      leave->next_role.clear();
+      leave->cv.SignalAll();
+      if (leave->served) return;
+    }
     EmitEvent("stopped");
     _exit(0);
   });
@@ -73,9 +90,17 @@ std::string WorkerHost::address() const {
   return address_;
 }
 
+bool WorkerHost::draining() const {
+  MutexLock lock(&leave_->mu);
+  return leave_->asked;
+}
+
+absl::StatusOr<Security> WorkerHost::SecurityFor(absl::string_view role) const {
+  return Security::FromConfig(config_, {role == "prefill" ? PeerRole::kPrefill : PeerRole::kDecode});
+}
+
 absl::Status WorkerHost::LoadSecurity() {
-  absl::StatusOr<Security> security =
-      Security::FromConfig(config_, {role_ == "prefill" ? PeerRole::kPrefill : PeerRole::kDecode});
+  absl::StatusOr<Security> security = SecurityFor(role_);
   if (!security.ok()) return security.status();
   security_ = *std::move(security);
   if (absl::Status s = security_.CheckAddress("the gRPC address", config_.listen()); !s.ok()) return s;
@@ -96,9 +121,9 @@ absl::Status WorkerHost::StartHttp() {
   AddStandardHandlers(
       http_.get(), [this] { return metrics_->Expose(); },
       [this] {
-        if (signals_->draining()) return Readiness{false, "draining", 1};
+        if (draining()) return Readiness{false, "draining", 1};
         if (serving_) return Readiness{true, "ready", 1};
-        return Readiness{false, "loading", progress_};
+        return Readiness{false, progress_ < 1 ? "loading" : "starting", progress_};
       });
   return http_->Start();
 }
@@ -154,23 +179,26 @@ std::unique_ptr<StallWatch> WorkerHost::WatchForStalls() const {
         // than any answer would.
         const std::string reason =
             absl::StrCat("the engine has been busy with one step for ", absl::ToInt64Milliseconds(stalled),
-                         " ms (engine_stall_ms); the process ends, so that its requests go elsewhere. If steps may take that "
-                         "long here, set engine_stall_ms higher, or max_batch_tokens lower");
+                         " ms, longer than engine_stall_ms or a thousand times its longest step; the process ends, so that "
+                         "its requests go elsewhere. If steps may take that long here, set engine_stall_ms to 0, or "
+                         "max_batch_tokens lower");
         LogError(reason);
         EmitEvent("failed", "reason", reason);
         _exit(1);
       });
 }
 
-absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> services, WorkerHooks hooks) {
+absl::StatusOr<WorkerHost::ServeEnd> WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> services,
+                                                       WorkerHooks hooks) {
   hooks_ = std::move(hooks);
   info.set_name(name_);
   info.set_incarnation(incarnation_);
   info.set_role(role_);
   info.set_pid(getpid());
+  info.set_changes_role(SecurityFor(OtherRole(role_)).ok());
   if (http_ != nullptr) info.set_metrics_address(http_->address());
 
-  service_ = std::make_unique<Service>(info, hooks_, signals_);
+  service_ = std::make_unique<Service>(info, hooks_, this);
   services.push_back({"baton.v1.Worker", service_.get()});
   ServerOptions options;
   options.listen = config_.listen();
@@ -185,9 +213,13 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
     MutexLock lock(&mu_);
     address_ = server_->address();
   }
-  const std::unique_ptr<StallWatch> watch = WatchForStalls();
+  std::unique_ptr<StallWatch> watch = WatchForStalls();
   server_->SetServing(true);
-  served_ = true;
+  {
+    MutexLock lock(&leave_->mu);
+    leave_->served = true;
+    leave_->since = absl::Now();
+  }
   serving_ = true;
   LogInfo("ready", {{"role", role_}, {"name", name_}, {"listen", info.address()}, {"http", info.metrics_address()}});
   EmitReady(role_, name_, info.address(), info.metrics_address());
@@ -195,17 +227,90 @@ absl::Status WorkerHost::Serve(v1::WorkerInfo info, std::vector<NamedService> se
   if (config_.has_router() || membership::UsesRegistry(config_)) {
     if (absl::Status s = StartRegistrations(std::move(info)); !s.ok()) return s;
   }
-  signals_->WaitForDrain();
-  const absl::Status drained = Drain();
+  bool next_role = false;
+  {
+    MutexLock lock(&leave_->mu);
+    while (!leave_->asked) leave_->cv.Wait(&leave_->mu);
+    next_role = !leave_->next_role.empty();
+  }
+  const absl::Status drained = Drain(/*keep_http=*/next_role);
+  watch.reset();
+  server_.reset();
+  service_.reset();
+  const absl::StatusOr<ServeEnd> end = TakeNextRole(drained);
+  hooks_ = {};
   MutexLock lock(&mu_);
-  return refused_.ok() ? drained : refused_;
+  if (!refused_.ok()) return refused_;
+  return end;
 }
 
-absl::Status WorkerHost::Drain() {
+absl::Status WorkerHost::ChangeRole(const v1::ChangeRoleRequest& request, absl::string_view current) {
+  const std::string& role = request.role();
+  if (role != "prefill" && role != "decode") {
+    return absl::InvalidArgumentError(absl::StrCat("role is \"", absl::string_view(role).substr(0, 32),
+                                                   "\"; expected prefill or decode"));
+  }
+  if (role == current) return absl::OkStatus();
+  if (const absl::StatusOr<Security> security = SecurityFor(role); !security.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("this worker cannot be a ", role, " worker: ",
+                                                      security.status().message()));
+  }
+  {
+    MutexLock lock(&leave_->mu);
+    if (leave_->asked) {
+      if (leave_->next_role == role) return absl::OkStatus();
+      return absl::FailedPreconditionError("this worker is draining");
+    }
+    const absl::Duration dwell = absl::Milliseconds(config_.role_dwell_ms());
+    if (const absl::Duration had = absl::Now() - leave_->since; had < dwell && !request.force()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("this worker has been a ", current, " worker for ", absl::ToInt64Milliseconds(had),
+                       " ms, and keeps a role for ", absl::ToInt64Milliseconds(dwell),
+                       " (role_dwell_ms), so that pools do not chase each other; wait, or force it"));
+    }
+    leave_->next_role = role;
+    leave_->asked = true;
+    // Before the signal: the owner takes the hooks away once it has been woken.
+    hooks_.drain();
+    leave_->cv.SignalAll();
+  }
+  LogInfo("changing role", {{"from", current}, {"to", role}});
+  EmitEvent("changing_role", "role", role);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<WorkerHost::ServeEnd> WorkerHost::TakeNextRole(const absl::Status& drained) {
+  std::string next;
+  {
+    MutexLock lock(&leave_->mu);
+    next = leave_->next_role;
+  }
+  if (next.empty()) {
+    if (!drained.ok()) return drained;
+    return ServeEnd::kStopped;
+  }
+  // What was cut off ends with its calls; the engine lets go of it within a step.
+  const absl::Time until = absl::Now() + absl::Seconds(5);
+  while (!hooks_.idle() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(5));
+  if (!hooks_.idle()) return drained.ok() ? absl::InternalError("the worker did not come to rest") : drained;
+  if (!drained.ok()) LogWarn(drained.message());
+  absl::StatusOr<Security> security = SecurityFor(next);
+  if (!security.ok()) return security.status();
+  security_ = *std::move(security);
+  role_ = next;
+  incarnation_ = NewIncarnation();
+  MutexLock lock(&leave_->mu);
+  if (leave_->next_role.empty()) return ServeEnd::kStopped;  // a signal came meanwhile
+  leave_->next_role.clear();
+  leave_->asked = false;
+  return ServeEnd::kNextRole;
+}
+
+absl::Status WorkerHost::Drain(bool keep_http) {
   // Health first: load balancers and the router stop to send before anything is refused.
   server_->SetServing(false);
   serving_ = false;
-  EmitEvent("draining");
+  if (!keep_http) EmitEvent("draining");
   LogInfo("draining", {{"timeout_ms", config_.drain_timeout_ms()}});
   if (registrations_ != nullptr) registrations_->SetDraining();
   hooks_.drain();
@@ -216,7 +321,7 @@ absl::Status WorkerHost::Drain() {
   // Idle means that every answer was produced; the grace lets the last bytes of them leave.
   server_->Shutdown(idle ? absl::Seconds(2) : absl::ZeroDuration());
   registrations_.reset();
-  if (http_ != nullptr) http_->Stop();
+  if (http_ != nullptr && !keep_http) http_->Stop();
   if (idle) return absl::OkStatus();
   return absl::DeadlineExceededError(
       absl::StrCat("requests or tickets were still open after ", config_.drain_timeout_ms(), " ms and were cut off"));
@@ -231,7 +336,7 @@ absl::StatusOr<std::string> ClusterKeyFile(const v1::Config& config) {
 }
 
 int WorkerMain(absl::string_view role, int argc, char** argv,
-               absl::Status (*run)(const v1::Config& config, ShutdownSignals* signals)) {
+               absl::FunctionRef<absl::Status(const v1::Config& config, ShutdownSignals* signals)> run) {
   for (int i = 1; i < argc; ++i) {
     if (absl::string_view(argv[i]) == "--help") {
       printf("%s worker of Baton. Settings (also as environment variables and in a YAML file):\n\n%s",

@@ -73,22 +73,35 @@ bool IsKnownTemplateArgument(const std::string& name) {
   return false;
 }
 
-void ReadTools(JsonFields* fields, OpenAiRequest* request, v1::Chat* chat) {
+// tool_choice and what goes with it; request->tools has the names of all tools.
+void ReadToolChoice(JsonFields* fields, OpenAiRequest* request, v1::Chat* chat) {
   const Json* choice = fields->Find("tool_choice");
-  std::string chosen = chat->tools().empty() ? "none" : "auto";
-  if (choice != nullptr && choice->is_string()) {
-    chosen = choice->get<std::string>();
-  } else if (choice != nullptr) {
-    chosen = "named";
+  const bool parallel = fields->Bool("parallel_tool_calls").value_or(true);
+  request->one_tool_call = !parallel;
+  if (choice == nullptr) return;
+  if (choice->is_object()) {
+    JsonFields named(*choice, "tool_choice.");
+    if (named.String("type").value_or("") != "function") named.Fail("type", "must be function");
+    const Json* function = named.Object("function");
+    const auto name = function == nullptr ? Json::const_iterator() : function->find("name");
+    if (function == nullptr || name == function->end() || !name->is_string() ||
+        request->tools.count(name->get_ref<const std::string&>()) == 0) {
+      named.Fail("function.name", "must be the name of one of tools");
+    } else {
+      request->callable = {name->get<std::string>()};
+    }
+    return fields->Fail(named.status());
   }
-  if (chosen == "required" || chosen == "named") {
-    return fields->Fail(
-        "tool_choice",
-        "required and named tools are not supported; use auto, or response_format with the arguments' schema");
+  const std::string chosen = choice->is_string() ? choice->get<std::string>() : "";
+  if (chosen == "required") {
+    if (request->tools.empty()) return fields->Fail("tool_choice", "is required, and there are no tools");
+    request->callable = request->tools;
+  } else if (chosen == "none") {
+    chat->clear_tools();
+    request->tools.clear();
+  } else if (chosen != "auto") {
+    fields->Fail("tool_choice", "must be none, auto, required or {\"type\": \"function\", \"function\": {\"name\": ...}}");
   }
-  if (chosen != "auto" && chosen != "none") return fields->Fail("tool_choice", "must be none or auto");
-  if (chosen == "none") return chat->clear_tools();
-  request->one_tool_call = !fields->Bool("parallel_tool_calls").value_or(true);
 }
 
 // Their names; checks the parts that the server itself needs.
@@ -165,9 +178,8 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(const Json& body) {
   for (const char* name : {"reasoning_effort", "verbosity", "prediction", "web_search_options"}) fields.Find(name);
   v1::Chat* chat = common.mutable_chat();
   ReadChat(&fields, chat);
-  ReadTools(&fields, &request, chat);
-  fields.Find("parallel_tool_calls");
   if (!chat->tools().empty()) request.tools = ToolNames(&fields, *fields.Array("tools"));
+  if (fields.ok()) ReadToolChoice(&fields, &request, chat);
   if (!request.tools.empty() && sampling->has_constraint()) {
     fields.Fail("tools", absl::StrCat("cannot be called by an answer that ", request.constraint_field,
                                       " constrains; send one of the two, or tool_choice none"));

@@ -14,6 +14,7 @@
 #include "common/version.h"
 #include "router/http/answer_json.h"
 #include "router/http/generation.h"
+#include "router/http/forced_call.h"
 #include "router/http/http_errors.h"
 #include "router/http/openapi.h"
 
@@ -150,6 +151,9 @@ void OpenAiDoor::Generate(const std::string& path, Parse parse, const rpc::HttpR
   if (!body.ok()) return refuse(ErrorResponse(body.status()));
   absl::StatusOr<OpenAiRequest> parsed = parse(*body);
   if (!parsed.ok()) return refuse(ErrorResponse(parsed.status()));
+  if (!parsed->callable.empty()) {
+    if (absl::Status s = ForceCall(tool_format_, &*parsed); !s.ok()) return refuse(ErrorResponse(s));
+  }
   WarnOfIgnored(parsed->ignored);
   Generation::Start(*std::move(parsed), std::move(options), intake_, std::move(exchange));
 }

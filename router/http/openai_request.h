@@ -31,6 +31,8 @@ struct OpenAiRequest {
   bool return_token_ids = false;
   std::set<std::string> tools;  // names; empty: the output is not searched for calls
   bool one_tool_call = false;
+  // tool_choice required: the whole answer is one call, of one of `callable`. Empty: the model may answer as it likes.
+  std::set<std::string> callable;
   std::string constraint_field;  // which field asked for the constraint, "guided_json"; empty: none
   std::vector<std::string> ignored;  // fields that mean nothing here
 };

@@ -99,7 +99,9 @@ Json Schemas() {
   chat["logprobs"] = Boolean();
   chat["top_logprobs"] = Integer(0, kMaxLogprobs);
   chat["tools"] = {{"type", {"array", "null"}}, {"maxItems", kMaxTools}};
-  chat["tool_choice"] = {{"enum", {"none", "auto", nullptr}}};
+  const Json named = ObjectOf({{"type", {{"const", "function"}}}, {"function", ObjectOf({{"name", {{"type", "string"}}}}, {"name"})}},
+                              {"type", "function"});
+  chat["tool_choice"] = AnyOf({{{"enum", {"none", "auto", "required", nullptr}}}, named});
   chat["parallel_tool_calls"] = Boolean();
   const Json error = ObjectOf({{"message", {{"type", "string"}}},
                                {"type", {{"type", "string"}}},

@@ -29,7 +29,7 @@ std::string DecodeString(absl::string_view json) {
 }  // namespace
 
 ToolFormat ToolFormatOf(absl::string_view chat_template) {
-  if (!absl::StrContains(chat_template, "tools")) return ToolFormat::kNone;
+  if (!absl::StrContains(chat_template, "tools")) return ToolFormat::kHermes;  // as tools_as_text.h tells it
   if (absl::StrContains(chat_template, "<tool_call>")) return ToolFormat::kHermes;
   const bool llama =
       absl::StrContains(chat_template, "<|python_tag|>") || absl::StrContains(chat_template, "\"parameters\"");

@@ -19,7 +19,7 @@ namespace baton::router::http {
 
 enum class ToolFormat { kNone, kHermes, kLlama3 };
 
-// The form that a model with this chat template writes, by the words the template uses.
+// The form that a model with this chat template writes, by the words the template uses; Hermes where it knows no tools.
 ToolFormat ToolFormatOf(absl::string_view chat_template);
 
 struct ToolDelta {

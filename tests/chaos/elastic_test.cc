@@ -2,6 +2,7 @@
 // undisturbed cluster, and nothing is left behind.
 #include <signal.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,12 +20,14 @@ namespace {
 
 class ElasticTest : public testing::Test {
  protected:
-  void StartCluster(const std::string& mode) {
+  void StartCluster(const std::string& mode, const std::vector<std::string>& more_flags = {}) {
+    std::vector<std::string> flags = {"--kv-memory-mib=16", "--prefix-cache=false"};
+    flags.insert(flags.end(), more_flags.begin(), more_flags.end());
     auto cluster = Cluster::Start({.model = TinyModel(),
                                    .prefill = 2,
                                    .decode = 2,
                                    // Prompts come back, and would all stay with the workers that have them cached.
-                                   .flags = {"--kv-memory-mib=16", "--prefix-cache=false"},
+                                   .flags = flags,
                                    .mode = mode});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
@@ -113,6 +116,73 @@ TEST_F(ElasticTest, EveryWorkerIsRestartedUnderLoadWithoutAFailedRequest) {
     stalls.push_back(clients.TakeWorstStall());
   }
   ExpectNoneFailed(clients, "rolling restarts", stalls);
+}
+
+// A worker of the pool that has more becomes one of the other, in turn; its process and its weights stay.
+TEST_F(ElasticTest, WorkersChangeTheirRoleUnderLoadWithoutAFailedRequest) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("disaggregated", {"--role-dwell-ms=0"}));
+  const int changes = FromEnvironment("BATON_ROLE_CHANGES", 8);
+  Clients clients(cluster_.get(), &load_, 4);
+  std::vector<absl::Duration> stalls;
+  for (int i = 0; i < changes && !HasFailure(); ++i) {
+    clients.WaitForTokens(50);
+    const std::string from = i % 2 == 0 ? "decode" : "prefill", to = i % 2 == 0 ? "prefill" : "decode";
+    auto& workers = cluster_->workers();
+    // The one that has been longest in its role.
+    const auto worker = std::find_if(workers.begin(), workers.end(), [&](const auto& w) { return w->role == from; });
+    ASSERT_NE(worker, workers.end());
+    const pid_t pid = (*worker)->process->pid();
+    const absl::Status changed = cluster_->ChangeRole(**worker, to, absl::Seconds(60));
+    ASSERT_TRUE(changed.ok()) << changed;
+    EXPECT_EQ((*worker)->process->pid(), pid);
+    const int before = clients.ServedBy((*worker)->name);
+    for (const absl::Time until = absl::Now() + absl::Seconds(30);
+         clients.ServedBy((*worker)->name) == before && absl::Now() < until;) {
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+    EXPECT_GT(clients.ServedBy((*worker)->name), before) << (*worker)->name << " got no traffic as " << to;
+    std::rotate(worker, worker + 1, workers.end());
+    stalls.push_back(clients.TakeWorstStall());
+  }
+  ExpectNoneFailed(clients, "role changes", stalls);
+  for (const auto& worker : cluster_->workers()) {
+    const std::string said = worker->process->stdout_text();
+    const size_t ready = said.find("\"ready\"");
+    ASSERT_NE(ready, std::string::npos);
+    EXPECT_EQ(said.find("\"loading\"", ready), std::string::npos) << worker->name << " loaded its model again: " << said;
+  }
+}
+
+TEST_F(ElasticTest, ARoleIsKeptForAWhile) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("disaggregated", {"--role-dwell-ms=3600000"}));
+  WorkerProcess& worker = *cluster_->workers().back();
+  const std::string other = worker.role == "decode" ? "prefill" : "decode";
+  const absl::Status early = cluster_->ChangeRole(worker, other, absl::Seconds(10));
+  EXPECT_EQ(early.code(), absl::StatusCode::kResourceExhausted) << early;
+  EXPECT_THAT(std::string(early.message()), testing::HasSubstr("role_dwell_ms"));
+  const absl::Status unknown = cluster_->ChangeRole(worker, "router", absl::Seconds(10));
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument) << unknown;
+  EXPECT_TRUE(cluster_->ChangeRole(worker, worker.role, absl::Seconds(10)).ok()) << "it has that role";
+  EXPECT_EQ(cluster_->Generate(load_.requests[0]).choices[0].token_ids, load_.want[0].choices[0].token_ids);
+}
+
+// The second signal of a change and a stop: the process ends, in order.
+TEST_F(ElasticTest, AWorkerThatIsStoppedWhileItChangesItsRoleEndsWell) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("disaggregated", {"--role-dwell-ms=0"}));
+  for (int i = 0; i < 3; ++i) {
+    WorkerProcess& worker = *cluster_->workers()[static_cast<size_t>(i)];
+    grpc::ClientContext context;
+    v1::ChangeRoleRequest request;
+    request.set_role(worker.role == "decode" ? "prefill" : "decode");
+    v1::ChangeRoleResponse response;
+    const grpc::Status asked = worker.stub->ChangeRole(&context, request, &response);
+    ASSERT_TRUE(asked.ok()) << asked.error_message();
+    absl::SleepFor(absl::Milliseconds(i * 20));
+    worker.process->Signal(SIGTERM);
+    const auto code = worker.process->WaitExit(absl::Seconds(60));
+    ASSERT_TRUE(code.ok()) << worker.name << ": " << code.status();
+    EXPECT_EQ(*code, 0) << worker.process->stderr_text();
+  }
 }
 
 }  // namespace

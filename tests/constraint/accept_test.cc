@@ -52,6 +52,26 @@ TEST(RegexTest, RefusesByNameWhatItDoesNotKnow) {
   }
 }
 
+TEST(EnclosedTest, TakesJsonBetweenTwoTexts) {
+  v1::Constraint c;
+  c.mutable_enclosed()->set_before("<a>\n");
+  c.mutable_enclosed()->set_json_schema(R"({"anyOf":[{"type":"object","properties":{"n":{"const":"f"},"l":{"$ref":"#/anyOf/0/$defs/l"}},
+      "required":["n"],"additionalProperties":false,"$defs":{"l":{"type":"array","items":{"$ref":"#/anyOf/0/$defs/l"}}}}]})");
+  c.mutable_enclosed()->set_after("\n</a>");
+  for (const char* text : {"<a>\n{\"n\":\"f\"}\n</a>", "<a>\n{\"n\": \"f\", \"l\": [[], [[]]]}\n</a>"}) {
+    EXPECT_TRUE(Accepts(c, text)) << text;
+  }
+  for (const char* text : {"", "<a>\n", "{\"n\":\"f\"}", "<a>\n{\"n\":\"f\"}", "<a>\n{\"n\":\"g\"}\n</a>", "<a>\n{\"n\":\"f\"}\n</a>x",
+                           "<a>\n{\"n\":\"f\",\"l\":[1]}\n</a>"}) {
+    EXPECT_FALSE(Accepts(c, text)) << text;
+  }
+  c.mutable_enclosed()->set_before(std::string(kMaxEnclosingBytes + 1, 'x'));
+  EXPECT_NE(ErrorOf(c).find("at most 256"), std::string::npos) << ErrorOf(c);
+  v1::Constraint empty;
+  empty.mutable_enclosed()->set_after("\xff");
+  EXPECT_NE(ErrorOf(empty), "");
+}
+
 TEST(ChoiceTest, TakesOneOfThem) {
   const v1::Constraint c = Choice({"yes", "yes please", "no", "\xe2\x82\xac"});
   for (const char* text : {"yes", "yes please", "no", "\xe2\x82\xac"}) EXPECT_TRUE(Accepts(c, text)) << text;

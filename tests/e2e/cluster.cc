@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/status.h"
 #include "tests/fakes/tiny_gguf.h"
 
 namespace baton::e2e {
@@ -145,6 +146,28 @@ absl::Status Cluster::StartProcess(WorkerProcess* worker) {
   worker->http = ready->value("http", "");
   worker->stub = v1::Worker::NewStub(OpenChannel(worker->address, options_.tls_dir, worker->role, "admin"));
   return absl::OkStatus();
+}
+
+absl::Status Cluster::ChangeRole(WorkerProcess& worker, const std::string& role, absl::Duration timeout) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  v1::ChangeRoleRequest request;
+  request.set_role(role);
+  v1::ChangeRoleResponse response;
+  if (absl::Status s = FromGrpcStatus(worker.stub->ChangeRole(&context, request, &response)); !s.ok()) return s;
+  for (const absl::Time until = absl::Now() + timeout; absl::Now() < until; absl::SleepFor(absl::Milliseconds(5))) {
+    const auto status = Status();
+    if (!status.ok()) return status.status();
+    for (const auto& w : status->workers()) {
+      if (w.info().name() != worker.name || w.info().role() != role || w.state() != "ready") continue;
+      worker.role = role;
+      worker.address = w.info().address();
+      worker.stub = v1::Worker::NewStub(OpenChannel(worker.address, options_.tls_dir, role, "admin"));
+      return absl::OkStatus();
+    }
+  }
+  return absl::DeadlineExceededError(absl::StrCat(worker.name, " did not become a ", role, " worker: ",
+                                                  worker.process->stderr_text()));
 }
 
 absl::Status Cluster::WaitReady(absl::Duration timeout) {

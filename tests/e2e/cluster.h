@@ -79,6 +79,8 @@ class Cluster {
   // A new process in place of one that ended or is being killed: the same name, a new incarnation. Returns once it says
   // that it is ready.
   absl::Status Restart(WorkerProcess& worker);
+  // The same process in the other role; returns once the router has it ready there, under its new address.
+  absl::Status ChangeRole(WorkerProcess& worker, const std::string& role, absl::Duration timeout);
   // Until the router has every worker ready that is in workers().
   absl::Status WaitReady(absl::Duration timeout);
   // The sum over all labels of a metric at an HTTP address; 0 when there is none.

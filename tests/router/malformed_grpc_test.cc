@@ -158,7 +158,7 @@ class MalformedGrpcTest : public RouterFixture {
            requests, requests / 2, answered, static_cast<long long>(grown));
     for (const auto& [code, count] : codes_) printf(" %d: %d", code, count);
     printf("\n");
-    EXPECT_LT(grown, 64 << 10) << "memory grows";
+    EXPECT_LT(grown, testing::kMayGrowKib) << "memory grows";
     EXPECT_GT(answered, requests / 4);
     // Some damage leaves a good request; most does not. gRPC answers a message that protobuf cannot read UNIMPLEMENTED.
     EXPECT_GT(codes_[grpc::StatusCode::OK], 0);

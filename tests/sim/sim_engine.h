@@ -75,6 +75,9 @@ class SimEngine final : public engine::Engine {
   void Drain() override {
     Post([this] { core_->Drain(); });
   }
+  void Resume() override {
+    Post([this] { core_->Resume(); });
+  }
   Activity activity() const override { return {}; }
   bool Idle() const override {
     const kvcache::Ledger ledger = core_->pool()->ledger();

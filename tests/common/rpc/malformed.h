@@ -52,6 +52,13 @@ inline int64_t ResidentKib() {
   return 0;
 }
 
+// What a process may grow by in the second half of such a flood. A sanitizer keeps what was freed for a while.
+#ifdef BATON_SANITIZE
+inline constexpr int64_t kMayGrowKib = 512 << 10;
+#else
+inline constexpr int64_t kMayGrowKib = 64 << 10;
+#endif
+
 }  // namespace baton::testing
 
 #endif  // BATON_TESTS_COMMON_RPC_MALFORMED_H_

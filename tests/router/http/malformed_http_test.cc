@@ -43,7 +43,7 @@ TEST_F(HttpFixture, MalformedRequestsLeaveTheServerAlive) {
   const int64_t grown = testing::ResidentKib() - early;
   printf("%d requests, %d answered; memory grew by %lld KiB in the second half\n", requests, answered,
          static_cast<long long>(grown));
-  EXPECT_LT(grown, 64 << 10) << "memory grows";
+  EXPECT_LT(grown, testing::kMayGrowKib) << "memory grows";
   EXPECT_EQ(Complete({}).status, 200);
 }
 

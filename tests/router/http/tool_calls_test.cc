@@ -103,7 +103,7 @@ TEST(ToolCallsTest, ArgumentsLeaveAsTheyArrive) {
 }
 
 TEST(ToolCallsTest, TheFormIsKnownByTheTemplate) {
-  EXPECT_EQ(ToolFormatOf("{{ messages }}"), ToolFormat::kNone);
+  EXPECT_EQ(ToolFormatOf("{{ messages }}"), ToolFormat::kHermes) << "tools are told in words, in that form";
   EXPECT_EQ(ToolFormatOf("{% if tools %}<tool_call>{% endif %}"), ToolFormat::kHermes);
   EXPECT_EQ(ToolFormatOf("{% if tools %}{'name': ..., \"parameters\": ...}{% endif %}"), ToolFormat::kLlama3);
   EXPECT_EQ(ToolFormatOf("{% if tools %}?{% endif %}"), ToolFormat::kNone);

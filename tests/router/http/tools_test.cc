@@ -103,6 +103,43 @@ TEST_F(ToolsTest, OnlyOneCallWhenAskedFor) {
   EXPECT_EQ(Parse(Ask({{"parallel_tool_calls", false}}))["choices"][0]["message"]["tool_calls"].size(), 1u);
 }
 
+// What a worker was told that the answer must be.
+const v1::Constraint::EnclosedJson& Enclosed(const v1::PrefillRequest& request) {
+  return request.sampling().constraint().enclosed();
+}
+
+TEST_F(ToolsTest, ARequiredCallIsAConstraintForTheWorkers) {
+  AddPair("<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>");
+  const Json tools = Json::parse(R"([
+      {"type":"function","function":{"name":"f","parameters":{"type":"object","$defs":{"d":{"type":"integer"}},
+       "properties":{"a":{"$ref":"#/$defs/d"},"self":{"$ref":"#"},"b":{"enum":[{"$ref":"#/x"}]}}}}},
+      {"type":"function","function":{"name":"g"}}])");
+  const Json choice = Parse(Ask({{"tools", tools}, {"tool_choice", "required"}}))["choices"][0];
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["name"], "g");
+  const v1::PrefillRequest request = prefill_->prefills().back();
+  EXPECT_EQ(Enclosed(request).before(), "<tool_call>\n");
+  EXPECT_EQ(Enclosed(request).after(), "\n</tool_call>");
+  EXPECT_EQ(Json::parse(Enclosed(request).json_schema()), Json::parse(R"({"anyOf":[
+      {"type":"object","properties":{"name":{"const":"f"},"arguments":{"type":"object","$defs":{"d":{"type":"integer"}},
+       "properties":{"a":{"$ref":"#/anyOf/0/properties/arguments/$defs/d"},"self":{"$ref":"#/anyOf/0/properties/arguments"},
+                     "b":{"enum":[{"$ref":"#/x"}]}}}},
+       "required":["name","arguments"],"additionalProperties":false},
+      {"type":"object","properties":{"name":{"const":"g"},"arguments":{"type":"object"}},
+       "required":["name","arguments"],"additionalProperties":false}]})"));
+}
+
+TEST_F(ToolsTest, ANamedToolIsTheOnlyOneThatCanBeCalled) {
+  AddPair("<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>");
+  const Json named = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  const Json tools = Json::parse(R"([{"type":"function","function":{"name":"g"}},{"type":"function","function":{"name":"f"}}])");
+  ASSERT_EQ(Ask({{"tools", tools}, {"tool_choice", named}}).status, 200);
+  const v1::PrefillRequest request = prefill_->prefills().back();
+  const Json schema = Json::parse(Enclosed(request).json_schema());
+  ASSERT_EQ(schema["anyOf"].size(), 1u);
+  EXPECT_EQ(schema["anyOf"][0]["properties"]["name"]["const"], "f");
+  EXPECT_NE(Prompt().find("Tools: g"), std::string::npos) << "the model sees all of them";
+}
+
 TEST_F(ToolsTest, AnswersOfToolsAreRendered) {
   AddPair("ok");
   const Json messages = Json::parse(
@@ -111,6 +148,37 @@ TEST_F(ToolsTest, AnswersOfToolsAreRendered) {
           {"role":"tool","tool_call_id":"c1","content":"42"}])");
   EXPECT_EQ(Ask({{"messages", messages}, {"tools", Json::array()}}).status, 200);
   EXPECT_EQ(Prompt(), "user: q\nassistant: [f {\"b\": 1, \"a\": [2]}]\ntool: 42\n");
+}
+
+// Models whose template knows no tools hear of them in words, and their calls are found.
+TEST_F(HttpFixture, ToolsAreToldInWordsWhereTheTemplateKnowsNone) {
+  const std::string chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+  ASSERT_TRUE(fakes::WriteTinyGguf({.context_length = 4096, .chat_template = chat_template}, model_path_).ok());
+  StartRouter();
+  const std::string call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+  Script script;
+  script.texts = {call};
+  ScriptedWorker* prefill = AddWorker("p0", "prefill", script);
+  AddWorker("d0", "decode", script);
+  const Json messages = Json::parse(
+      R"([{"role":"system","content":"Be kind."},{"role":"user","content":"q"},
+          {"role":"assistant","content":"Hm.","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1}"}},
+                                                            {"id":"c2","type":"function","function":{"name":"f","arguments":"{}"}}]},
+          {"role":"tool","tool_call_id":"c1","content":"42"},{"role":"tool","tool_call_id":"c2","content":"43"}])");
+  const Json tools = Json::parse(R"([{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])");
+  const Json choice = Parse(Chat({{"messages", messages}, {"tools", tools}, {"max_tokens", static_cast<int>(call.size())}}))
+      ["choices"][0];
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"], (Json{{"name", "f"}, {"arguments", "{\"x\": 1}"}}));
+  const v1::PrefillRequest request = prefill->prefills().back();
+  const auto& ids = request.prompt_token_ids();
+  const std::string prompt =
+      Parse(Post("/detokenize", Json{{"tokens", std::vector<int32_t>(ids.begin(), ids.end())}}.dump()))["prompt"];
+  EXPECT_EQ(prompt.substr(0, 17), "[system]Be kind.\n");
+  EXPECT_NE(prompt.find("<tools>\n{\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}\n</tools>"), std::string::npos) << prompt;
+  EXPECT_EQ(prompt.substr(prompt.find("[user]")),
+            "[user]q[assistant]Hm.\n<tool_call>\n{\"name\":\"f\",\"arguments\":{\"b\":1}}\n</tool_call>\n<tool_call>\n"
+            "{\"name\":\"f\",\"arguments\":{}}\n</tool_call>[user]<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n"
+            "</tool_response>");
 }
 
 // Clients repeat a call with its content null; a template that adds content to a text could not render that.

@@ -1,0 +1,16 @@
+// What a worker process adds to serve the prefill phase: engine plus exporter.
+#ifndef BATON_PREFILL_WORKER_ROLE_H_
+#define BATON_PREFILL_WORKER_ROLE_H_
+
+#include "absl/status/statusor.h"
+#include "common/rpc/worker_host.h"
+#include "worker/parts.h"
+
+namespace baton::prefill_worker {
+
+// A worker::ServeRole. When it returns, nothing of the role is left: its calls, tickets and leases have ended.
+absl::StatusOr<rpc::WorkerHost::ServeEnd> ServeRole(const worker::Parts& parts);
+
+}  // namespace baton::prefill_worker
+
+#endif  // BATON_PREFILL_WORKER_ROLE_H_
