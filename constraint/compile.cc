@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "common/validate_request.h"
+#include "constraint/gbnf.h"
 #include "constraint/json_grammar.h"
 #include "constraint/json_schema.h"
 #include "constraint/regex.h"
@@ -25,6 +26,8 @@ const char* KindName(const v1::Constraint& constraint) {
       return "choice";
     case v1::Constraint::kEnclosed:
       return "enclosed";
+    case v1::Constraint::kGrammar:
+      return "grammar";
     case v1::Constraint::KIND_NOT_SET:
       break;
   }
@@ -84,10 +87,13 @@ void Build(Builder* builder, const v1::Constraint& constraint) {
       return BuildChoice(builder, constraint.choice());
     case v1::Constraint::kEnclosed:
       return BuildEnclosed(builder, constraint.enclosed());
+    case v1::Constraint::kGrammar:
+      BuildGbnf(builder, constraint.grammar());
+      return;
     case v1::Constraint::KIND_NOT_SET:
       break;
   }
-  builder->Fail(absl::InvalidArgumentError("has no kind; set json_object, json_schema, regex, choice or enclosed"));
+  builder->Fail(absl::InvalidArgumentError("has no kind; set json_object, json_schema, regex, choice, enclosed or grammar"));
 }
 
 absl::Status CheckTexts(const v1::Constraint& constraint) {
@@ -99,7 +105,7 @@ absl::Status CheckTexts(const v1::Constraint& constraint) {
     if (absl::Status s = check(text); !s.ok()) return s;
   }
   for (const std::string* text : {&constraint.regex(), &constraint.enclosed().before(), &constraint.enclosed().json_schema(),
-                                  &constraint.enclosed().after()}) {
+                                  &constraint.enclosed().after(), &constraint.grammar()}) {
     if (absl::Status s = check(*text); !s.ok()) return s;
   }
   return check(constraint.json_schema());

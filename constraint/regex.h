@@ -20,8 +20,6 @@
 namespace baton::constraint {
 
 inline constexpr size_t kMaxRegexBytes = 8 << 10;
-inline constexpr int kMaxRepeat = 1000;
-inline constexpr int kMaxRegexDepth = 64;
 
 struct RegexOptions {
   bool whole = true;  // false: somewhere in the text, unless ^ or $ say where

@@ -32,7 +32,8 @@ absl::Status ReadConstraint(const pb::SamplingParams& from, v1::SamplingParams* 
       *to->mutable_constraint()->mutable_choice()->mutable_texts() = from.choice().choices();
       break;
     case pb::SamplingParams::kGrammar:
-      return InvalidField("sampling_params.grammar", "is not supported; use json_schema, regex or choice");
+      to->mutable_constraint()->set_grammar(from.grammar());
+      break;
     case pb::SamplingParams::kStructuralTag:
       return InvalidField("sampling_params.structural_tag", "is not supported; use json_schema, regex or choice");
     case pb::SamplingParams::CONSTRAINT_NOT_SET:

@@ -22,7 +22,7 @@ class ConstraintReader {
     Schema(fields_, "guided_json");
     Regex(fields_, "guided_regex");
     Choice(fields_, "guided_choice");
-    Refuse(fields_, {"guided_grammar"});
+    Grammar(fields_, "guided_grammar");
     if (const Json* outputs = fields_->Object("structured_outputs"); outputs != nullptr) {
       JsonFields inner(*outputs, "structured_outputs.");
       Schema(&inner, "json");
@@ -31,7 +31,10 @@ class ConstraintReader {
       if (inner.Bool("json_object").value_or(false)) {
         if (v1::Constraint* c = New(&inner, "json_object")) c->set_json_object(true);
       }
-      Refuse(&inner, {"grammar", "structural_tag"});
+      Grammar(&inner, "grammar");
+      if (inner.Find("structural_tag") != nullptr) {
+        inner.Fail("structural_tag", "is not supported; a JSON Schema, a regex, a choice or a grammar is");
+      }
       fields_->Fail(inner.status());
     }
   }
@@ -86,6 +89,12 @@ class ConstraintReader {
     if (v1::Constraint* c = New(fields, name)) c->set_regex(*regex);
   }
 
+  void Grammar(JsonFields* fields, const char* name) {
+    const auto grammar = fields->String(name);
+    if (!grammar.has_value()) return;
+    if (v1::Constraint* c = New(fields, name)) c->set_grammar(*grammar);
+  }
+
   void Choice(JsonFields* fields, const char* name) {
     const Json* choices = fields->Array(name);
     if (choices == nullptr) return;
@@ -95,12 +104,6 @@ class ConstraintReader {
     for (const Json& one : *choices) {
       if (!one.is_string()) return fields->Fail(name, "must be a list of strings");
       c->mutable_choice()->add_texts(one.get<std::string>());
-    }
-  }
-
-  static void Refuse(JsonFields* fields, std::initializer_list<const char*> names) {
-    for (const char* name : names) {
-      if (fields->Find(name) != nullptr) fields->Fail(name, "is not supported; a JSON Schema, a regex or a choice is");
     }
   }
 

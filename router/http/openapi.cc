@@ -62,11 +62,13 @@ Json CommonFields() {
           {"guided_json", {{"type", {"object", "string", "boolean", "null"}}}},
           {"guided_regex", String()},
           {"guided_choice", Choices()},
+          {"guided_grammar", String()},
           {"structured_outputs",
            {{"type", {"object", "null"}},
             {"properties", {{"json", {{"type", {"object", "string", "boolean", "null"}}}},
                             {"regex", String()},
                             {"choice", Choices()},
+                            {"grammar", String()},
                             {"json_object", Boolean()}}}}}};
 }
 

@@ -1,8 +1,7 @@
 """langchain-openai, unchanged, against a running router (BATON_URL).
 
 What it needs to know: ChatOpenAI counts a stream's tokens with stream_usage=True, which is its default only for OpenAI's
-own address; with_structured_output asks for parallel_tool_calls where its method is function_calling, and names the tool
-in tool_choice, which the router refuses: method "json_schema" is the one to use. OpenAI (completions) sends best_of 1.
+own address. OpenAI (completions) sends best_of 1.
 """
 import asyncio
 import json
@@ -67,7 +66,10 @@ class LangchainTest(unittest.TestCase):
         answers = [answer["raw"].usage_metadata]
         raw = chat(max_tokens=60, model_kwargs={"response_format": {"type": "json_object"}}).invoke("Paris, as JSON?")
         self.assertTrue(raw.response_metadata["finish_reason"] == "length" or isinstance(json.loads(raw.content), dict))
-        self.check(answers + [raw.usage_metadata])
+        called = chat(max_tokens=96).with_structured_output(schema, method="function_calling", include_raw=True).invoke("Paris?")
+        self.assertIsNone(called["parsing_error"])
+        self.assertEqual(set(called["parsed"]), {"name", "big"})
+        self.check(answers + [raw.usage_metadata, called["raw"].usage_metadata])
 
     def test_logprobs_n_stop_and_seed(self):
         answer = chat(logprobs=True, top_logprobs=3).invoke("Hello")

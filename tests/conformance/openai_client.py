@@ -272,9 +272,9 @@ class Errors(unittest.TestCase):
 
     def test_what_is_not_there_says_so(self):
         with self.assertRaises(openai.BadRequestError) as caught:
-            chat(extra_body={"guided_grammar": "root ::= x"})
+            chat(extra_body={"structured_outputs": {"structural_tag": "{}"}})
         self.assertIn("not supported", str(caught.exception))
-        self.assertEqual(caught.exception.param, "guided_grammar")
+        self.assertEqual(caught.exception.param, "structured_outputs.structural_tag")
 
     def test_a_schema_that_cannot_be_kept_says_where(self):
         with self.assertRaises(openai.BadRequestError) as caught:

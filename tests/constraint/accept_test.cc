@@ -52,6 +52,61 @@ TEST(RegexTest, RefusesByNameWhatItDoesNotKnow) {
   }
 }
 
+TEST(GbnfTest, TakesWhatItsRulesSay) {
+  const Case cases[] = {
+      {"root ::= \"a\" \"b\"", {"ab"}, {"", "a", "abc"}},
+      {"# the answer\nroot ::= answer  # one\nanswer ::= \"yes\" | \"no\"\n", {"yes", "no"}, {"", "yesno", "maybe"}},
+      // Alternatives on lines of their own, in groups and without.
+      {"root ::=\n  \"x\"\n  | other\nother ::= (\n \"y\" |\n \"z\"\n)+", {"x", "y", "zyz"}, {"", "xy"}},
+      {"root ::= item (\", \" item)*\nitem ::= [a-z]+ | [0-9]{2,3}", {"abc", "ab, 12, c", "123"}, {"1", "1234", "ab,c", ""}},
+      {"root ::= \"(\" root? \")\"", {"()", "((()))"}, {"", "(", "())"}},
+      {"root ::= [^\"\\x00-\\x1F]* \"\\\"\" \"\\n\"", {"ab\xc3\xa9\"\n", "\"\n"}, {"\"", "a\n\"\n", "a\""}},
+      {"root ::= \"\\u00e9\" \"\\U0001F600\" [\\]\\-\\^] \"\xe2\x82\xac\"", {"\xc3\xa9\xf0\x9f\x98\x80]\xe2\x82\xac", "\xc3\xa9\xf0\x9f\x98\x80-\xe2\x82\xac"}, {"\xc3\xa9"}},
+      {"root ::= .{2}", {"a\n", "\xe2\x82\xac."}, {"a", "abc"}},
+      {"root ::= \"\" | \"a\"?", {"", "a"}, {"b"}},
+      {"a-b_1 ::= \"q\"\nroot ::= a-b_1 a-b_1", {"qq"}, {"q"}},
+  };
+  for (const Case& c : cases) {
+    for (const auto& text : c.yes) EXPECT_TRUE(Accepts(Gbnf(c.constraint), text)) << c.constraint << " on " << text;
+    for (const auto& text : c.no) EXPECT_FALSE(Accepts(Gbnf(c.constraint), text)) << c.constraint << " on " << text;
+  }
+}
+
+// llama.cpp's grammars/json.gbnf in short: it compiles, and takes what JSON is.
+TEST(GbnfTest, TakesJson) {
+  const v1::Constraint json = Gbnf(R"(root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+)");
+  EXPECT_TRUE(Accepts(json, R"({"a": [1, -2.5e+3, "x\n\u00e9", {}], "b": null})"));
+  for (const char* text : {"", "[]", "{\"a\":}", "{\"a\": 1,}", "{a: 1}"}) EXPECT_FALSE(Accepts(json, text)) << text;
+}
+
+TEST(GbnfTest, RefusesWithThePlace) {
+  for (const auto& [grammar, what] : std::vector<std::pair<const char*, const char*>>{
+           {"", "no rule is called root"}, {"x ::= \"a\"", "no rule is called root"}, {"root ::= x", "\"x\" is used and not defined"},
+           {"start: \"a\"", "expected a rule (name ::= ...) at byte 0"}, {"root ::= \"a\nroot ::= \"b\"", "expected a rule"},
+           {"root ::= \"a", "a text is not closed"}, {"root ::= [a", "a class is not closed"}, {"root ::= (\"a\"", "a group is not closed"},
+           {"root ::= \"a\")", "a ) without a ("}, {"root ::= *", "nothing to repeat"}, {"root ::= \"a\"**", "nothing to repeat"},
+           {"root ::= \"a\"{1001}", "more than 1000"}, {"root ::= \"a\"{3,2}", "below the lower"}, {"root ::= [b-a]", "no order"},
+           {"root ::= \"\\q\"", "\\q is not supported"}, {"root ::= []", "nothing is in"}, {"root ::= \"\\ud800\"", "no code point"},
+           {"root ::= \"a\"\nroot ::= \"b\"", "defined twice"}, {"root ::= root \"a\" | \"b\"", "refers to itself"},
+           {"root ::= x\nx ::= \"a\"* root", "refers to itself"}, {"root ::= \"a\" root", "no text satisfies it"},
+           {"root ::= \"a\"{", "without a number"}, {"root ::= \"\\", "a backslash at the end"}}) {
+    EXPECT_NE(ErrorOf(Gbnf(grammar)).find(what), std::string::npos) << grammar << ": " << ErrorOf(Gbnf(grammar));
+  }
+}
+
 TEST(EnclosedTest, TakesJsonBetweenTwoTexts) {
   v1::Constraint c;
   c.mutable_enclosed()->set_before("<a>\n");

@@ -32,6 +32,22 @@ TEST(BombsTest, RegexesAreRefusedByTheirSize) {
   }
 }
 
+TEST(BombsTest, GrammarsAreRefusedByTheirSize) {
+  std::string chain = "root ::= r0\n";  // of rules that may be empty, each known to be so only after the next one
+  for (int i = 0; i < 6000; ++i) absl::StrAppend(&chain, "r", i, "::=r", i + 1, "\n");
+  std::string doubling = "root ::= r0\n";
+  for (int i = 0; i < 60; ++i) absl::StrAppend(&doubling, "r", i, " ::= (r", i + 1, " r", i + 1, "){1000}\n");
+  for (const auto& [grammar, what] : std::vector<std::pair<std::string, const char*>>{
+           {chain, "more than 1000 rules"},
+           {absl::StrCat(doubling, "r60 ::= \"a\""), "too big"},
+           {"root ::= (\"a\"{1000}){1000}", "too big"},
+           {absl::StrCat("root ::= ", Repeated("(", 5000)), "deeper than"},
+           {absl::StrCat("root ::= \"", std::string(70000, 'a'), "\""), "at most"},
+           {absl::StrCat("root ::= ", Repeated("[^a]", 10000)), "too big"}}) {
+    EXPECT_NE(ErrorOf(Gbnf(grammar)).find(what), std::string::npos) << grammar.substr(0, 40) << ": " << ErrorOf(Gbnf(grammar));
+  }
+}
+
 TEST(BombsTest, SchemasAreRefusedByTheirSizeOrBecauseTheyHaveNoBase) {
   std::string deep = R"({"type":"array"})";
   for (int i = 0; i < 70; ++i) deep = absl::StrCat(R"({"type":"array","items":)", deep, "}");

@@ -27,6 +27,11 @@ inline v1::Constraint Choice(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) c.mutable_choice()->add_texts(text);
   return c;
 }
+inline v1::Constraint Gbnf(const std::string& text) {
+  v1::Constraint c;
+  c.set_grammar(text);
+  return c;
+}
 inline v1::Constraint AnyObject() {
   v1::Constraint c;
   c.set_json_object(true);

@@ -306,7 +306,7 @@ TEST_F(VllmEngineTest, WhatIsNotUnderstoodIsRefusedByName) {
   refused(request, "token_ids");
   request = Request();
   request.mutable_sampling_params()->set_grammar("root ::= x");
-  refused(request, "grammar");
+  refused(request, "\"x\" is used and not defined");
   request = Request();
   request.mutable_sampling_params()->set_prompt_logprobs(1);
   refused(request, "prompt_logprobs");
