@@ -162,5 +162,18 @@ TEST(MtlsStartTest, PlainTextBeyondLoopbackIsRefusedAtStart) {
   }
 }
 
+// Last: from now on one worker's name does not say its role.
+TEST_F(MtlsTest, AWorkerShowsTheCertificateOfTheRoleThatItChangesTo) {
+  const auto worker = cluster_->AddWorker("decode", {"--role-dwell-ms=0"});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  ASSERT_TRUE(cluster_->WaitReady(absl::Seconds(60)).ok());
+  // Ready means that the router has generated through it, over channels to a prefill worker's certificate.
+  const absl::Status changed = cluster_->ChangeRole(**worker, "prefill", absl::Seconds(60));
+  ASSERT_TRUE(changed.ok()) << changed;
+  const auto status = cluster_->WorkerStatusOf(**worker);
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->role(), "prefill");
+}
+
 }  // namespace
 }  // namespace baton::e2e
