@@ -5,7 +5,10 @@
 // order that gRPC guarantees, for one operation or one call, and calls the real function. So races between operations
 // and in what callbacks do are still reported.
 #include <grpc/grpc.h>
+#include <grpcpp/client_context.h>
 #include <grpcpp/support/server_callback.h>
+
+#include <memory>
 
 #include "absl/status/status.h"
 #include "third_party/tsan/real_function.h"
@@ -25,12 +28,37 @@ constinit RealFunction<void, grpc_completion_queue*, void*, absl::Status, Done*,
 constinit RealFunction<grpc_event, grpc_completion_queue*, gpr_timespec, void*> real_next("grpc_completion_queue_next");
 constinit RealFunction<grpc_event, grpc_completion_queue*, void*, gpr_timespec, void*> real_pluck(
     "grpc_completion_queue_pluck");
+constinit RealFunction<void, grpc::ClientContext*> real_end_context("_ZN4grpc13ClientContextD1Ev");
 constinit RealFunction<void, void*, bool> real_schedule_on_done(
     "_ZN4grpc8internal18ServerCallbackCall14ScheduleOnDoneEb");
 constinit RealFunction<void, void*, grpc::internal::ServerReactor*> real_call_on_cancel(
     "_ZN4grpc8internal18ServerCallbackCall12CallOnCancelEPNS0_13ServerReactorE");
 
+// How a private member is named from outside: an explicit instantiation may.
+using ChannelMember = std::shared_ptr<grpc::Channel> grpc::ClientContext::*;
+ChannelMember ChannelOfContext();
+template <ChannelMember member>
+struct TellMember {
+  friend ChannelMember ChannelOfContext() { return member; }
+};
+template struct TellMember<&grpc::ClientContext::channel_>;
+
 }  // namespace
+
+// Dropping one reference to a channel comes before dropping the next, and the last one destroys it. References are dropped
+// inline in our code, and seen; a call's own goes with its context, in the library.
+extern "C" BATON_UNINSTRUMENTED void EndContext(grpc::ClientContext* context) __asm__("_ZN4grpc13ClientContextD1Ev");
+extern "C" BATON_UNINSTRUMENTED void EndContext(grpc::ClientContext* context) {
+  // A shared_ptr is a pointer and its control block, which begins with the address of its functions and then counts.
+  char* words[2];
+  static_assert(sizeof(words) == sizeof(std::shared_ptr<grpc::Channel>));
+  __builtin_memcpy(words, &(context->*ChannelOfContext()), sizeof(words));
+  if (words[1] != nullptr) {
+    __tsan_release(words[1] + sizeof(void*));
+    __tsan_acquire(words[1] + sizeof(void*));
+  }
+  real_end_context(context);
+}
 
 // An operation (a batch of one call, a request for the next call) is known by its tag. What was done before it was
 // started comes before what follows its end, here and in whoever takes it from the queue.
