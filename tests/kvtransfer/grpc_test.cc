@@ -57,7 +57,8 @@ class GrpcTest : public ::testing::Test {
       exporter_->ReleaseAll();
     }
     if (from_ != nullptr) testing::ExpectAllFree(*from_);
-    if (to_ != nullptr) EXPECT_TRUE(Eventually([&] { return to_->ledger().free == to_->ledger().total; }));
+    if (to_ == nullptr) return;
+    EXPECT_TRUE(Eventually([&] { return to_->ledger().free == to_->ledger().total; }));
   }
   ExportSpec Spec(int64_t blocks, const std::string& request = "r1") {
     return {.request_id = request,
