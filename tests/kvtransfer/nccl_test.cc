@@ -5,6 +5,7 @@
 #include <atomic>
 #include <optional>
 
+#include "common/mutex.h"
 #include "common/rpc/channel.h"
 #include "kvtransfer/failover_client.h"
 #include "kvtransfer/grpc_transport.h"
@@ -24,6 +25,13 @@ using testing::Soon;
 kernels::KvLayout WideLayout() {
   return {.dtype = kernels::DType::kF16, .block_size = 128, .num_layers = 30, .num_kv_heads = 3, .head_dim = 64};
 }
+
+// Of a group that is to be given up; those before it must not be, however slow a sanitizer makes them.
+#ifdef BATON_SANITIZE
+constexpr absl::Duration kShort = absl::Seconds(3);
+#else
+constexpr absl::Duration kShort = absl::Milliseconds(150);
+#endif
 
 class NcclTest : public ::testing::Test {
  protected:
@@ -293,7 +301,7 @@ TEST_F(NcclTest, CancelAndDeadlineGiveTheDestinationBackAndKeepTheLink) {
 // NCCL never says that a peer is stuck: the transport keeps the time.
 TEST_F(NcclTest, AGroupThatHangsIsAbortedAndTheTicketStaysGood) {
   NcclOptions options;
-  options.group_timeout = absl::Milliseconds(150);
+  options.group_timeout = kShort;
   Start(WideLayout(), 8, options);
   LoopbackFaults().hang_at_group = 2;
   const v1::Ticket ticket = Export(8, 4);
@@ -325,7 +333,7 @@ TEST_F(NcclTest, AnAsynchronousErrorEndsTheLink) {
 
 TEST_F(NcclTest, ACommunicatorThatIsNeverMadeIsAborted) {
   NcclOptions options;
-  options.init_timeout = absl::Milliseconds(150);
+  options.init_timeout = kShort;
   Start(testing::TinyLayout(), 8, options);
   LoopbackFaults().init_hangs = true;
   const v1::Ticket ticket = Export(4, 4);
@@ -409,7 +417,7 @@ TEST_F(NcclTest, AReceiverThatVanishesLeaksNothing) {
 
 TEST_F(NcclTest, TheSameFetchGoesOnOverGrpcWhenTheLinkBreaks) {
   NcclOptions options;
-  options.group_timeout = absl::Milliseconds(150);
+  options.group_timeout = kShort;
   Start(WideLayout(), 8, options);
   std::vector<std::unique_ptr<TransportClient>> clients;
   clients.push_back(std::move(client_));
@@ -427,15 +435,27 @@ TEST_F(NcclTest, HostileGroupsEndTheLinkNotTheProcess) {
   // A sender that says what no sender of ours says, to our client.
   class Sender final : public v1::KvNccl::Service {
    public:
-    v1::NcclTell tell;
+    void Tell(const v1::NcclTell& tell) {
+      MutexLock lock(&mu_);
+      tell_ = tell;
+    }
     grpc::Status Link(grpc::ServerContext*, grpc::ServerReaderWriter<v1::NcclTell, v1::NcclAsk>* stream) override {
       v1::NcclAsk ask;
       stream->Read(&ask);
+      v1::NcclTell tell;
+      {
+        MutexLock lock(&mu_);
+        tell = tell_;
+      }
       stream->Write(tell);
       while (stream->Read(&ask)) {
       }
       return grpc::Status::OK;
     }
+
+   private:
+    Mutex mu_;
+    v1::NcclTell tell_ ABSL_GUARDED_BY(mu_);
   };
   Start(testing::TinyLayout(), 16);
   Sender sender;
@@ -453,7 +473,7 @@ TEST_F(NcclTest, HostileGroupsEndTheLinkNotTheProcess) {
     if (i == 0) tell.set_unique_id("short");
     if (i == 1) tell.mutable_group();
     if (i >= 2) tell.mutable_group()->add_parts()->set_size(i == 2 ? 0 : i == 3 ? ~uint64_t{0} : 1024);
-    sender.tell = tell;
+    sender.Tell(tell);
     Outcome outcome;
     client_->Fetch(Ask(Export(2, i, "r" + std::to_string(i))), outcome.Callback());
     EXPECT_EQ(outcome.Wait().status().code(), absl::StatusCode::kUnavailable) << i << " " << outcome.Wait().status();
