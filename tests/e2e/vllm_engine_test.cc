@@ -305,8 +305,8 @@ TEST_F(VllmEngineTest, WhatIsNotUnderstoodIsRefusedByName) {
   request.mutable_tokenized()->set_input_ids(0, 1u << 31);
   refused(request, "token_ids");
   request = Request();
-  request.mutable_sampling_params()->set_grammar("root ::= x");
-  refused(request, "\"x\" is used and not defined");
+  request.mutable_sampling_params()->set_structural_tag("{}");
+  refused(request, "structural_tag");
   request = Request();
   request.mutable_sampling_params()->set_prompt_logprobs(1);
   refused(request, "prompt_logprobs");
