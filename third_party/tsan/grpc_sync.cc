@@ -5,13 +5,10 @@
 // order that gRPC guarantees, for one operation or one call, and calls the real function. So races between operations
 // and in what callbacks do are still reported.
 #include <grpc/grpc.h>
-#include <grpcpp/alarm.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <functional>
 #include <memory>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "third_party/tsan/real_function.h"
@@ -32,9 +29,6 @@ constinit RealFunction<grpc_event, grpc_completion_queue*, gpr_timespec, void*> 
 constinit RealFunction<grpc_event, grpc_completion_queue*, void*, gpr_timespec, void*> real_pluck(
     "grpc_completion_queue_pluck");
 constinit RealFunction<void, grpc::ClientContext*> real_end_context("_ZN4grpc13ClientContextD1Ev");
-constinit RealFunction<void, grpc::Alarm*, gpr_timespec, std::function<void(bool)>> real_set_alarm(
-    "_ZN4grpc5Alarm11SetInternalE12gpr_timespecSt8functionIFvbEE");
-constinit RealFunction<void, grpc::Alarm*> real_end_alarm("_ZN4grpc5AlarmD1Ev");
 constinit RealFunction<void, void*, bool> real_schedule_on_done(
     "_ZN4grpc8internal18ServerCallbackCall14ScheduleOnDoneEb");
 constinit RealFunction<void, void*, grpc::internal::ServerReactor*> real_call_on_cancel(
@@ -48,14 +42,6 @@ struct TellMember {
   friend ChannelMember ChannelOfContext() { return member; }
 };
 template struct TellMember<&grpc::ClientContext::channel_>;
-
-using AlarmMember = grpc::internal::CompletionQueueTag* grpc::Alarm::*;
-AlarmMember StateOfAlarm();
-template <AlarmMember member>
-struct TellAlarm {
-  friend AlarmMember StateOfAlarm() { return member; }
-};
-template struct TellAlarm<&grpc::Alarm::alarm_>;
 
 // Stands before a reactor for the one call of OnCancel, on a thread that gRPC takes for it.
 class TellCancelled final : public grpc::internal::ServerReactor {
@@ -121,20 +107,6 @@ extern "C" BATON_UNINSTRUMENTED grpc_event grpc_completion_queue_pluck(grpc_comp
   const grpc_event event = real_pluck(queue, tag, deadline, reserved);
   if (event.type == GRPC_OP_COMPLETE && event.tag != nullptr) __tsan_acquire(event.tag);
   return event;
-}
-
-// An alarm's function, if it runs, has run before the alarm is gone.
-BATON_UNINSTRUMENTED void grpc::Alarm::SetInternal(gpr_timespec deadline, std::function<void(bool)> then) {
-  real_set_alarm(this, deadline, [state = alarm_, then = std::move(then)](bool passed) {
-    then(passed);
-    __tsan_release(state);
-  });
-}
-
-extern "C" BATON_UNINSTRUMENTED void EndAlarm(grpc::Alarm* alarm) __asm__("_ZN4grpc5AlarmD1Ev");
-extern "C" BATON_UNINSTRUMENTED void EndAlarm(grpc::Alarm* alarm) {
-  __tsan_acquire(alarm->*StateOfAlarm());
-  real_end_alarm(alarm);
 }
 
 namespace grpc::internal {
