@@ -350,7 +350,7 @@ TEST_F(NcclTest, ACommunicatorThatIsNeverMadeIsAborted) {
 // The memory of both pools is free while the communicator that moved it is still being aborted.
 TEST_F(NcclTest, ASlowAbortHoldsNeitherMemoryNorOtherFetches) {
   NcclOptions options;
-  options.group_timeout = absl::Milliseconds(100);
+  options.group_timeout = kShort;
   Start(WideLayout(), 8, options);
   LoopbackFaults().hang_at_group = 1;
   LoopbackFaults().abort_ms = 1500;
