@@ -208,8 +208,10 @@ double Admission::MeasuredRate(absl::Time now) const {
   const absl::Duration now_busy = busy_ + (queue_.empty() ? absl::ZeroDuration() : now - last_);
   const absl::Duration window = std::min(now_busy - busy_since_, kWindow);
   if (window < kMinWindow) return 0;
-  // At least one request a window: so a queue that stands still is a slow one, not one that nothing is known of.
-  return static_cast<double>(std::max<uint64_t>(taken_, 1)) / absl::ToDoubleSeconds(window);
+  // At least one request a window, the one in front: so a queue that stands still is a slow one, not one that nothing is known
+  // of; and one whose prompts take as long as the window is not taken for stuck.
+  const uint64_t front = queue_.empty() ? 1 : std::max<uint64_t>(queue_.begin()->second.applicant.prompt_tokens, 1);
+  return static_cast<double>(std::max(taken_, front)) / absl::ToDoubleSeconds(window);
 }
 
 void Admission::Offer(absl::Time now, absl::FunctionRef<Verdict(uint64_t id)> place) {

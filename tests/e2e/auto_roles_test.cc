@@ -24,12 +24,12 @@ TEST(AutoRolesTest, PromptsThatPileUpTurnADecodeWorkerIntoAPrefillWorker) {
   auto started = Cluster::Start({.model = SmolLm2(),
                                  .prefill = 1,
                                  .decode = 2,
-                                 .flags = {"--kv-memory-mib=128", "--prefix-cache=false", "--role-dwell-ms=500"},
+                                 .flags = {"--kv-memory-mib=256", "--prefix-cache=false", "--role-dwell-ms=500"},
                                  .router_flags = {"--auto-roles=true"}});
   ASSERT_TRUE(started.ok()) << started.status();
   Cluster* const cluster = started->get();
   std::string prompt;
-  for (int i = 0; i < 400; ++i) absl::StrAppend(&prompt, i, " ");
+  for (int i = 0; i < 150; ++i) absl::StrAppend(&prompt, i, " ");
   std::atomic<bool> stop{false};
   std::atomic<int> done{0}, failed{0};
   std::vector<std::thread> clients;
@@ -41,11 +41,10 @@ TEST(AutoRolesTest, PromptsThatPileUpTurnADecodeWorkerIntoAPrefillWorker) {
         request.mutable_sampling()->set_max_tokens(2);
         request.mutable_sampling()->set_temperature(0);
         const Generation g = cluster->Generate(request, absl::Seconds(120));
-        if (!g.status.ok() || !g.violation.empty()) {
-          ADD_FAILURE() << g.status.error_message() << g.violation;
-          ++failed;
-        }
         ++done;
+        if (g.status.ok() && g.violation.empty()) continue;
+        if (++failed == 1) ADD_FAILURE() << g.status.error_message() << g.violation;
+        return;
       }
     });
   }

@@ -225,6 +225,40 @@ TEST_F(AdmissionTest, HowFastTheQueueMovesIsMeasured) {
   EXPECT_EQ(ReasonOf(admission.Arrive(Make(id++, 1000), forecast, now_)), "PREDICTED_TTFT");
 }
 
+// It was: a queue from which nothing had gone for 0.3 s counted as one token a window, so that behind a few long prompts whatever
+// had a deadline was refused, with a forecast of hours.
+TEST_F(AdmissionTest, AQueueOfLongPromptsIsNotTakenForStuck) {
+  Admission admission(options_);
+  const Forecast forecast{.ttft = absl::Seconds(1), .tokens_per_second = 1500};
+  const auto with_deadline = [&](uint64_t id) {
+    Applicant a = Make(id, 1500);
+    a.deadline = now_ + absl::Minutes(2);
+    return a;
+  };
+  std::set<uint64_t> waiting;
+  for (uint64_t id = 1; id <= 16; ++id) {
+    ASSERT_TRUE(admission.Arrive(with_deadline(id), forecast, now_).ok());
+    waiting.insert(id);
+  }
+  uint64_t next = 17, taken = 0;
+  // A prompt a second; tried every 50 ms, and one more comes for each that goes.
+  for (int tick = 1; tick <= 400; ++tick) {
+    now_ += absl::Milliseconds(50);
+    std::set<uint64_t> full = waiting;
+    if (tick % 20 == 0) full.erase(full.begin());
+    for (const uint64_t id : Offered(&admission, full)) {
+      if (full.count(id) > 0) continue;
+      waiting.erase(id);
+      ++taken;
+    }
+    if (tick % 20 != 10) continue;
+    const absl::Status status = admission.Arrive(with_deadline(next), forecast, now_);
+    ASSERT_TRUE(status.ok()) << "after " << tick * 50 << " ms: " << status;
+    waiting.insert(next++);
+  }
+  EXPECT_EQ(taken, 20u);
+}
+
 // Under overload the queue is as long as the forecast allows, so that every wait is at the limit. Workers that pause now and
 // then make the mean a bad forecast: from the waits themselves the queue learns to promise less.
 TEST_F(AdmissionTest, WhatIsAdmittedUnderOverloadIsRarelyRefusedLate) {
