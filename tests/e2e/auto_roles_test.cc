@@ -59,6 +59,7 @@ TEST(AutoRolesTest, PromptsThatPileUpTurnADecodeWorkerIntoAPrefillWorker) {
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(failed, 0);
   EXPECT_EQ(cluster->Metric(cluster->router_http(), "baton_role_changes_total"), 1);
+  ASSERT_TRUE(cluster->FollowRoles().ok());
   const absl::Status quiet = cluster->WaitQuiet(absl::Seconds(20));
   EXPECT_TRUE(quiet.ok()) << quiet;
 }

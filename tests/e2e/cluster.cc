@@ -156,18 +156,25 @@ absl::Status Cluster::ChangeRole(WorkerProcess& worker, const std::string& role,
   v1::ChangeRoleResponse response;
   if (absl::Status s = FromGrpcStatus(worker.stub->ChangeRole(&context, request, &response)); !s.ok()) return s;
   for (const absl::Time until = absl::Now() + timeout; absl::Now() < until; absl::SleepFor(absl::Milliseconds(5))) {
-    const auto status = Status();
-    if (!status.ok()) return status.status();
-    for (const auto& w : status->workers()) {
-      if (w.info().name() != worker.name || w.info().role() != role || w.state() != "ready") continue;
-      worker.role = role;
-      worker.address = w.info().address();
-      worker.stub = v1::Worker::NewStub(OpenChannel(worker.address, options_.tls_dir, role, "admin"));
-      return absl::OkStatus();
-    }
+    if (absl::Status s = FollowRoles(); !s.ok()) return s;
+    if (worker.role == role) return absl::OkStatus();
   }
   return absl::DeadlineExceededError(absl::StrCat(worker.name, " did not become a ", role, " worker: ",
                                                   worker.process->stderr_text()));
+}
+
+absl::Status Cluster::FollowRoles() {
+  const auto status = Status();
+  if (!status.ok()) return status.status();
+  for (const auto& w : status->workers()) {
+    for (auto& worker : workers_) {
+      if (w.info().name() != worker->name || w.info().role() == worker->role || w.state() != "ready") continue;
+      worker->role = w.info().role();
+      worker->address = w.info().address();
+      worker->stub = v1::Worker::NewStub(OpenChannel(worker->address, options_.tls_dir, worker->role, "admin"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Cluster::WaitReady(absl::Duration timeout) {

@@ -81,6 +81,8 @@ class Cluster {
   absl::Status Restart(WorkerProcess& worker);
   // The same process in the other role; returns once the router has it ready there, under its new address.
   absl::Status ChangeRole(WorkerProcess& worker, const std::string& role, absl::Duration timeout);
+  // Where workers are that changed their role by themselves.
+  absl::Status FollowRoles();
   // Until the router has every worker ready that is in workers().
   absl::Status WaitReady(absl::Duration timeout);
   // The sum over all labels of a metric at an HTTP address; 0 when there is none.
