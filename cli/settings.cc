@@ -51,7 +51,7 @@ std::string SettingText(const v1::Config& config, const std::string& field) {
 
 bool TakesSettings(absl::string_view command) {
   for (const char* name : {"up", "complete", "chat", "status", "bench", "doctor", "config", "tokenize", "detokenize", "scale",
-                           "drain"}) {
+                           "drain", "role"}) {
     if (command == name) return true;
   }
   return false;

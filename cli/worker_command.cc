@@ -137,7 +137,7 @@ void AddRole(CLI::App* app, Invocation* invocation) {
   auto flags = std::make_shared<RoleFlags>();
   CLI::App* sub = app->add_subcommand("role", "Make a prefill worker a decode worker, or the other way round, without a restart");
   sub->add_option("worker", flags->name, "Its name, as `baton status` shows it")->required();
-  sub->add_option("role", flags->role, "prefill or decode")->required()->check(CLI::IsMember({"prefill", "decode"}));
+  sub->add_option("to", flags->role, "prefill or decode")->required()->check(CLI::IsMember({"prefill", "decode"}));
   sub->add_flag("--force", flags->force, "However short the time since its last change (role_dwell_ms)");
   sub->add_option("--timeout", flags->timeout_s, "Seconds to wait until it serves again; default 120")
       ->check(CLI::Range(0.0, 86400.0));
