@@ -54,8 +54,9 @@ inline std::string Difference(const Generation& got, const Generation& want) {
 
 inline void ExpectZero(Cluster* cluster, const std::string& http, const char* gauge) {
   const absl::Time until = absl::Now() + absl::Seconds(20);
-  while (cluster->Metric(http, gauge) != 0 && absl::Now() < until) absl::SleepFor(absl::Milliseconds(20));
-  EXPECT_EQ(cluster->Metric(http, gauge), 0) << gauge;
+  double value = 0;
+  while ((value = cluster->Metric(http, gauge)) != 0 && absl::Now() < until) absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(value, 0) << gauge;
 }
 
 // Every process answers, holds nothing, and its gauges say so: soon, for links between workers are measured now and then,
