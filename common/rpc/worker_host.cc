@@ -238,6 +238,8 @@ absl::StatusOr<WorkerHost::ServeEnd> WorkerHost::Serve(v1::WorkerInfo info, std:
   server_.reset();
   service_.reset();
   const absl::StatusOr<ServeEnd> end = TakeNextRole(drained);
+  // Told to stop while it changed: whoever started it must know that this end was asked for.
+  if (next_role && (!end.ok() || *end == ServeEnd::kStopped) && signals_->draining()) EmitEvent("draining");
   hooks_ = {};
   MutexLock lock(&mu_);
   if (!refused_.ok()) return refused_;

@@ -182,6 +182,8 @@ TEST_F(ElasticTest, AWorkerThatIsStoppedWhileItChangesItsRoleEndsWell) {
     const auto code = worker.process->WaitExit(absl::Seconds(60));
     ASSERT_TRUE(code.ok()) << worker.name << ": " << code.status();
     EXPECT_EQ(*code, 0) << worker.process->stderr_text();
+    // Without it, `baton up` takes the end for a death and starts the worker again.
+    EXPECT_THAT(worker.process->stdout_text(), testing::HasSubstr("\"draining\""));
   }
 }
 
