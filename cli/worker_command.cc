@@ -101,11 +101,13 @@ int RunRole(const RoleFlags& flags, const Invocation& invocation) {
   v1::ChangeRoleResponse response;
   const absl::Status asked = FromGrpcStatus(found.target->stub->ChangeRole(&context, request, &response));
   if (!asked.ok()) {
-    return out.Fail(asked,
-                    asked.code() == absl::StatusCode::kResourceExhausted
-                        ? absl::StrCat("baton role ", flags.name, " ", flags.role, " --force")
-                        : absl::StrCat("is ", found.target->worker.info().address(), " reachable from here?"),
-                    kExitFailure);
+    std::string next = "baton status";
+    if (asked.code() == absl::StatusCode::kResourceExhausted) {
+      next = absl::StrCat("baton role ", flags.name, " ", flags.role, " --force");
+    } else if (asked.code() == absl::StatusCode::kUnavailable) {
+      next = absl::StrCat("is ", found.target->worker.info().address(), " reachable from here?");
+    }
+    return out.Fail(asked, next, kExitFailure);
   }
   const absl::Status changed = WaitFor(found.target.get(), flags.timeout_s, [&](const v1::ClusterWorker* worker) {
     return worker != nullptr && worker->info().role() == flags.role && worker->state() == "ready";
