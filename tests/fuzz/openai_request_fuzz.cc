@@ -76,6 +76,10 @@ std::vector<std::string> FuzzSeeds() {
           "b":{"$ref":"#/$defs/d"}},"required":["a"],"$defs":{"d":{"anyOf":[{"type":"array","items":{"$ref":"#"},"maxItems":2},
           {"type":"number","minimum":-1.5,"exclusiveMaximum":7},{"enum":["x",1]}]}}}})",
       R"({"prompt":"a","structured_outputs":{"regex":"(?:[^a-f\\d]|\\x41+?){1,4}[\u00e9]"}})",
+      R"({"prompt":"a","guided_grammar":"root ::= item (\", \" item){0,3} # c\nitem ::=\n [a-z_]+ | \"\\u00e9\" | [^\\x00-\\x1F]? | .\n"})",
+      R"({"messages":[{"role":"user","content":"b"}],"tools":[{"type":"function","function":{"name":"f",
+          "parameters":{"$defs":{"d":{"type":"integer"}},"properties":{"a":{"$ref":"#/$defs/d"}}}}}],
+          "tool_choice":{"type":"function","function":{"name":"f"}}})",
       "text <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\"]}}</tool_call> more",
       "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": \"\\u00e9\"}}; {\"name\": \"f\", \"parameters\": "
       "\"{}\"}",
