@@ -1,6 +1,6 @@
 // JSON Schema (the part that docs/API.md lists) as a grammar. Every text of the grammar satisfies the schema; not every
 // value that satisfies it can be written: properties come in the schema's order, undeclared ones only where
-// additionalProperties says so, and oneOf is read as anyOf.
+// patternProperties or additionalProperties say so, and oneOf is read as anyOf.
 //
 // Thread contract: plain functions.
 #ifndef BATON_CONSTRAINT_JSON_SCHEMA_H_

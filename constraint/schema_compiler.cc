@@ -17,6 +17,7 @@ constexpr int64_t kMaxMergeWork = 2'000'000;  // values copied and compared whil
 const std::map<std::string, std::string>& KeywordTypes() {
   static const auto* const kTypes = new std::map<std::string, std::string>{
       {"properties", "object"}, {"required", "object"},         {"additionalProperties", "object"},
+      {"patternProperties", "object"},                          {"multipleOf", "number"},
       {"items", "array"},       {"prefixItems", "array"},       {"minItems", "array"},
       {"maxItems", "array"},    {"minLength", "string"},        {"maxLength", "string"},
       {"pattern", "string"},    {"format", "string"},           {"minimum", "number"},
@@ -35,7 +36,7 @@ int64_t NumValues(const Json& json) {
 
 int64_t MergeWork(const Json& a, const Json& b) {
   int64_t work = 100 + NumValues(a);
-  for (const char* list : {"properties", "enum", "required"}) {
+  for (const char* list : {"properties", "patternProperties", "enum", "required"}) {
     if (a.contains(list) && b.contains(list)) work += static_cast<int64_t>(a[list].size() * b[list].size());
   }
   return work;
@@ -119,6 +120,12 @@ State SchemaCompiler::CallTarget(State from, const std::string& pointer) {
     queue_.push_back({pointer, it->second});
   }
   return builder_->Call(from, it->second);
+}
+
+bool SchemaCompiler::Charge(const Json& copied, const std::string& path) {
+  merge_work_ += NumValues(copied);
+  if (merge_work_ > kMaxMergeWork) Fail(path, "schemas need too many steps to be put together");
+  return builder_->ok();
 }
 
 bool SchemaCompiler::Flatten(const Json& schema, const std::string& path, int depth, Json* into) {

@@ -1,7 +1,9 @@
 #include "constraint/schema_merge.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
+#include <numeric>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -9,12 +11,18 @@
 namespace baton::constraint {
 namespace {
 
+constexpr uint64_t kMaxMultiple = uint64_t{1} << 31;  // so that two make no overflow
+
 bool IsOneOf(absl::string_view word, std::initializer_list<absl::string_view> words) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
 absl::Status Cannot(absl::string_view keyword, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("\"", keyword, "\" of schemas that must hold together ", why));
+}
+
+absl::Status NothingInCommon(absl::string_view keyword) {
+  return absl::FailedPreconditionError(Cannot(keyword, "has no value in common").message());
 }
 
 bool Contains(const Json& list, const Json& value) { return std::find(list.begin(), list.end(), value) != list.end(); }
@@ -43,7 +51,7 @@ absl::Status MergeKeyword(const std::string& key, const Json& value, Json* mine)
   if (*mine == value || IsAnnotation(key)) return absl::OkStatus();
   if (key == "type") {
     *mine = CommonTypes(*mine, value);
-    return mine->empty() ? Cannot(key, "has no value in common") : absl::OkStatus();
+    return mine->empty() ? NothingInCommon(key) : absl::OkStatus();
   }
   if (key == "enum" && mine->is_array() && value.is_array()) {
     Json out = Json::array();
@@ -51,7 +59,7 @@ absl::Status MergeKeyword(const std::string& key, const Json& value, Json* mine)
       if (Contains(value, one)) out.push_back(one);
     }
     *mine = std::move(out);
-    return mine->empty() ? Cannot(key, "has no value in common") : absl::OkStatus();
+    return mine->empty() ? NothingInCommon(key) : absl::OkStatus();
   }
   if (key == "required" && mine->is_array() && value.is_array()) {
     for (const Json& name : value) {
@@ -59,7 +67,7 @@ absl::Status MergeKeyword(const std::string& key, const Json& value, Json* mine)
     }
     return absl::OkStatus();
   }
-  if (key == "properties" && mine->is_object() && value.is_object()) {
+  if ((key == "properties" || key == "patternProperties") && mine->is_object() && value.is_object()) {
     for (auto it = value.begin(); it != value.end(); ++it) {
       const auto old = mine->find(it.key());
       (*mine)[it.key()] = old == mine->end() ? it.value() : Both(*old, it.value());
@@ -75,6 +83,12 @@ absl::Status MergeKeyword(const std::string& key, const Json& value, Json* mine)
       if (*mine < value) *mine = value;
       return absl::OkStatus();
     }
+    if (key == "multipleOf" && mine->is_number_unsigned() && value.is_number_unsigned()) {
+      const uint64_t a = mine->get<uint64_t>(), b = value.get<uint64_t>();
+      if (a == 0 || b == 0 || a > kMaxMultiple || b > kMaxMultiple) return Cannot(key, "is too large, or 0");
+      *mine = std::lcm(a, b);
+      return absl::OkStatus();
+    }
     if (IsOneOf(key, {"maximum", "exclusiveMaximum", "maxLength", "maxItems"})) {
       if (value < *mine) *mine = value;
       return absl::OkStatus();
@@ -83,10 +97,13 @@ absl::Status MergeKeyword(const std::string& key, const Json& value, Json* mine)
   return Cannot(key, "cannot be put together");
 }
 
-// additionalProperties speaks of what its own schema's properties do not name.
+// additionalProperties speaks of what its own schema's properties and patterns do not name.
 absl::Status CheckClosed(const Json& closed, const Json& other) {
   const auto additional = closed.find("additionalProperties");
   if (additional == closed.end() || *additional == true) return absl::OkStatus();
+  if (other.contains("patternProperties") && other["patternProperties"] != closed.value("patternProperties", Json())) {
+    return Cannot("additionalProperties", "leaves out what the other's patternProperties speak of");
+  }
   const auto properties = other.find("properties");
   if (properties == other.end() || !properties->is_object()) return absl::OkStatus();
   const auto own = closed.find("properties");

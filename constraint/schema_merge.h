@@ -17,8 +17,8 @@ using Json = nlohmann::ordered_json;
 // Says nothing about the value.
 bool IsAnnotation(absl::string_view keyword);
 
-// Makes `into` hold what both say. INVALID_ARGUMENT naming the keyword where they cannot be put together. Neither has $ref
-// or allOf.
+// Makes `into` hold what both say. Errors name the keyword. FAILED_PRECONDITION: no value satisfies both. INVALID_ARGUMENT: they
+// cannot be put together otherwise. Neither has $ref or allOf.
 absl::Status MergeSchemas(const Json& from, Json* into);
 
 }  // namespace baton::constraint

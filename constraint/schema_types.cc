@@ -1,16 +1,13 @@
-// What a schema says of strings, numbers, arrays and objects.
+// What a schema says of strings, numbers and arrays.
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "constraint/key_complement.h"
 #include "constraint/number_range.h"
 #include "constraint/regex.h"
 #include "constraint/schema_compiler.h"
@@ -33,10 +30,6 @@ const std::map<std::string, const char*>& Formats() {
       {"uri", "https?://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,4})?(/[A-Za-z0-9_~.,/%=&+-]*)?"},
   };
   return *kFormats;
-}
-
-std::string Child(const std::string& path, absl::string_view key) {
-  return absl::StrCat(path, "/", absl::StrReplaceAll(key, {{"~", "~0"}, {"/", "~1"}}));
 }
 
 }  // namespace
@@ -102,7 +95,19 @@ State SchemaCompiler::Characters(State from, int min, int max) {
 
 State SchemaCompiler::Number(State from, const Json& schema, bool integer, const std::string& path) {
   NumberBounds bounds;
-  bounds.integer = integer;
+  if (integer) bounds.form.fraction_digits = 0;
+  const auto multiple = schema.find("multipleOf");
+  if (multiple != schema.end()) {
+    if (!multiple->is_number() || !(multiple->get<double>() > 0)) {
+      return FailKeyword(path, "multipleOf", "must be a number above 0");
+    }
+    const std::optional<NumberForm> form = MultiplesOf(multiple->get<double>(), integer);
+    if (!form.has_value()) return FailKeyword(path, "multipleOf", "needs more than 15 digits");
+    if (!HasFewRemainders(*form)) {
+      return FailKeyword(path, "multipleOf", absl::StrCat("is supported up to ", kMaxRemainders, ", times factors of 2 and 5"));
+    }
+    bounds.form = *form;
+  }
   double low = 0, high = 0;  // where there is a bound
   for (const char* keyword : {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}) {
     const auto it = schema.find(keyword);
@@ -122,7 +127,7 @@ State SchemaCompiler::Number(State from, const Json& schema, bool integer, const
     bound = std::move(decimal);
     (lower ? low : high) = value;
   }
-  if (bounds.low.has_value() || bounds.high.has_value()) {
+  if (bounds.low.has_value() || bounds.high.has_value() || multiple != schema.end()) {
     if (bounds.low.has_value() && bounds.high.has_value() && low > high) {
       return Fail(path, "the smallest number allowed is above the largest");
     }
@@ -172,81 +177,6 @@ State SchemaCompiler::Array(State from, const Json& schema, const std::string& p
              ? Value(begin, (*prefix)[static_cast<size_t>(i)], absl::StrCat(path, "/prefixItems/", i), depth + 1)
              : builder_->Call(begin, *item);
   }
-  return end;
-}
-
-bool SchemaCompiler::ReadProperties(const Json& schema, const std::string& path, const Json* additional,
-                                    std::vector<Property>* out) {
-  static const auto* const kAny = new Json(true);
-  Json required = Json::array();
-  if (const auto it = schema.find("required"); it != schema.end()) required = *it;
-  if (!required.is_array() ||
-      !std::all_of(required.begin(), required.end(), [](const Json& n) { return n.is_string(); })) {
-    FailKeyword(path, "required", "must be a list of names");
-    return false;
-  }
-  if (const auto it = schema.find("properties"); it != schema.end()) {
-    if (!it->is_object()) {
-      FailKeyword(path, "properties", "must be an object");
-      return false;
-    }
-    std::set<std::string> needs;
-    for (const Json& name : required) needs.insert(name.get<std::string>());
-    for (auto p = it->begin(); p != it->end(); ++p) {
-      const bool needed = needs.count(p.key()) > 0;
-      if (!needed && p.value() == false) continue;
-      out->push_back({p.key(), &p.value(), needed, Child(path + "/properties", p.key())});
-    }
-  }
-  std::set<std::string> known;
-  for (const Property& p : *out) known.insert(p.name);
-  for (const Json& name : required) {
-    if (!known.insert(name.get<std::string>()).second) continue;
-    if (additional != nullptr && *additional == false) {
-      FailKeyword(path, "required", "names a property that is not allowed");
-      return false;
-    }
-    out->push_back(
-        {name.get<std::string>(), additional == nullptr ? kAny : additional, true, path + "/additionalProperties"});
-  }
-  return true;
-}
-
-State SchemaCompiler::Object(State from, const Json& schema, const std::string& path, int depth) {
-  const Json* additional = schema.contains("additionalProperties") ? &schema["additionalProperties"] : nullptr;
-  std::vector<Property> properties;
-  if (!ReadProperties(schema, path, additional, &properties)) return 0;
-  const bool bare = !schema.contains("properties") && !schema.contains("required");
-  if (bare && (additional == nullptr || *additional == true)) return json_.Object(from);
-  const State end = builder_->NewState();
-  const State open = json_.Space(builder_->Literal(from, "{"));
-  // Two lines of states, one for before the first member and one for after, meet at each member.
-  State first = open;
-  std::optional<State> later;
-  for (const Property& p : properties) {
-    const State member = builder_->NewState();
-    builder_->Empty(first, member);
-    if (later.has_value()) builder_->Empty(json_.Space(builder_->Literal(*later, ",")), member);
-    const std::string key = Json(p.name).dump(-1, ' ', false, Json::error_handler_t::replace);
-    const State after = Value(json_.Space(builder_->Literal(member, key + ":")), *p.schema, p.path, depth + 1);
-    if (!builder_->ok()) return 0;
-    if (!p.required && later.has_value()) builder_->Empty(*later, after);
-    if (p.required) first = builder_->NewState();  // nothing leads there any more
-    later = after;
-  }
-  if (additional != nullptr && *additional != false) {
-    const State member = builder_->NewState();
-    builder_->Empty(first, member);
-    if (later.has_value()) builder_->Empty(json_.Space(builder_->Literal(*later, ",")), member);
-    std::vector<std::string> names;
-    for (const Property& p : properties) names.push_back(p.name);
-    const State key = builder_->Literal(AddOtherKey(builder_, member, names), ":");
-    const State after = Value(json_.Space(key), *additional, path + "/additionalProperties", depth + 1);
-    builder_->Empty(json_.Space(builder_->Literal(after, ",")), member);
-    builder_->Empty(builder_->Literal(json_.Space(after), "}"), end);
-  }
-  builder_->Empty(builder_->Literal(first, "}"), end);
-  if (later.has_value()) builder_->Empty(builder_->Literal(json_.Space(*later), "}"), end);
   return end;
 }
 

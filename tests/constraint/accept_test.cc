@@ -225,11 +225,15 @@ TEST(JsonSchemaTest, TakesWhatSatisfiesIt) {
 
 TEST(JsonSchemaTest, RefusesByKeywordAndPlaceWhatItDoesNotKnow) {
   for (const auto& [schema, what] : std::vector<std::pair<const char*, const char*>>{
-           {R"({"type":"integer","multipleOf":3})", "/: \"multipleOf\" is not supported"},
+           {R"({"properties":{"a":{"type":"integer","multipleOf":0}}})", "/properties/a: \"multipleOf\" must be"},
            {R"({"properties":{"a":{"not":{}}}})", "/properties/a: \"not\""},
            {R"({"properties":{"a/b":{"type":"what"}}})", "/properties/a~1b: \"type\""},
            {R"({"type":"array","items":{"type":"array","uniqueItems":true}})", "/items: \"uniqueItems\""},
-           {R"({"type":"object","patternProperties":{"a":{}}})", "\"patternProperties\""},
+           {R"({"type":"object","patternProperties":{"a/(":{}}})", "/patternProperties/a~1(: as a regular expression"},
+           {R"({"type":"object","patternProperties":["a"]})", "\"patternProperties\" must be an object"},
+           {R"({"type":"object","patternProperties":{"^a":false},"required":["ab"]})", "not allowed"},
+           {R"({"type":"object","propertyNames":{"pattern":"a"}})", "\"propertyNames\" is not supported"},
+           {R"({"if":{"type":"string"},"then":{"minLength":1}})", "\"if\" is not supported"},
            {R"({"type":"string","format":"iri"})", "\"format\""},
            {R"({"type":"string","pattern":"a**"})", "/pattern: as a regular expression: nothing to repeat"},
            {R"({"type":"string","pattern":"a","maxLength":3})", "only one"},

@@ -61,6 +61,8 @@ TEST(BombsTest, SchemasAreRefusedByTheirSizeOrBecauseTheyHaveNoBase) {
   for (int i = 0; i < 1000; ++i) absl::StrAppend(&refs, i == 0 ? "" : ",", R"({"$ref":"#/$defs/w"})");
   std::string values;
   for (int i = 0; i < 8000; ++i) absl::StrAppend(&values, i == 0 ? "" : ",", i);
+  std::string many_patterns;
+  for (int i = 0; i < 33; ++i) absl::StrAppend(&many_patterns, i == 0 ? "" : ",", "\"^p", i, "\":{}");
   std::string branches;
   for (int i = 0; i < 30; ++i) {
     absl::StrAppend(&branches, i == 0 ? "" : ",", R"({"type":"array","minItems":10000,"items":{"const":)", i, "}}");
@@ -78,6 +80,10 @@ TEST(BombsTest, SchemasAreRefusedByTheirSizeOrBecauseTheyHaveNoBase) {
            {R"({"allOf":[{"$ref":"#"},{"type":"object"}]})", "too many steps"},
            {R"({"type":"object","properties":{"next":{"$ref":"#"}},"required":["next"]})", "no text satisfies it"},
            {R"({"type":"array","items":{"$ref":"#"},"minItems":1})", "no text satisfies it"},
+           {R"({"patternProperties":{"a.{30}$":{}}})", "too many states together"},
+           {R"({"patternProperties":{"(a{1000}){1000}":{}}})", "too big"},
+           {absl::StrCat(R"({"patternProperties":{)", many_patterns, "}}"), "at most 32 patterns"},
+           {R"({"type":"array","prefixItems":[{"multipleOf":997},{"multipleOf":991},{"multipleOf":983},{"multipleOf":977},{"multipleOf":971},{"multipleOf":967}]})", "too big"},
            {R"({"type":"string","minLength":1000000})", "must be an integer from 0 to"},
            {R"({"type":"string","pattern":"(a{1000}){1000}"})", "too big"},
            {absl::StrCat(R"({"enum":[")", std::string(70000, 'a'), R"("]})"), "at most"}}) {
@@ -200,7 +206,7 @@ TEST(BombsTest, NoiseIsCompiledOrRefused) {
   }
   EXPECT_GT(good, 100);
   const std::vector<std::string> keys = {"type", "properties", "items", "anyOf", "allOf", "$ref", "enum", "required", "minItems", "maxItems", "minimum",
-                                         "maximum", "pattern", "format", "minLength", "prefixItems", "additionalProperties", "const", "not", "title"};
+                                         "maximum", "pattern", "format", "minLength", "prefixItems", "additionalProperties", "const", "not", "title", "multipleOf", "patternProperties"};
   const std::vector<std::string> leaves = {"\"object\"", "\"string\"", "\"integer\"", "\"array\"", "true", "false", "null", "3", "-1", "1e300", "0.1", "\"#\"",
                                            "\"#/properties/a\"", "[\"a\"]", "[]", "{}", "\"x\"", "[1,2]", "[{}]", "\"date\""};
   const std::function<std::string(int)> schema = [&](int depth) {
@@ -215,6 +221,8 @@ TEST(BombsTest, NoiseIsCompiledOrRefused) {
         out += leaves[rng() % leaves.size()];
       } else if (key == "anyOf" || key == "allOf" || key == "prefixItems") {
         absl::StrAppend(&out, "[", schema(depth - 1), ",", schema(depth - 1), "]");
+      } else if (key == "patternProperties") {
+        absl::StrAppend(&out, "{\"^a\":", schema(depth - 1), ",\"b\":", schema(depth - 1), "}");
       } else if (key == "properties") {
         absl::StrAppend(&out, "{\"a\":", schema(depth - 1), ",\"b\":", schema(depth - 1), "}");
       } else {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/constraint/constraint_test_util.h"
 
@@ -58,8 +59,15 @@ class Validator {
       if (!value.contains(name.get<std::string>())) return false;
     }
     for (auto it = value.begin(); it != value.end(); ++it) {
-      const Json& what = properties.contains(it.key()) ? properties[it.key()] : schema.value("additionalProperties", Json(true));
-      if (!Holds(what, it.value())) return false;
+      bool spoken_of = properties.contains(it.key());
+      if (spoken_of && !Holds(properties[it.key()], it.value())) return false;
+      const Json patterns = schema.value("patternProperties", Json::object());
+      for (auto p = patterns.begin(); p != patterns.end(); ++p) {
+        if (!absl::StartsWith(it.key(), p.key().substr(1))) continue;  // they are all of this form
+        spoken_of = true;
+        if (!Holds(p.value(), it.value())) return false;
+      }
+      if (!spoken_of && !Holds(schema.value("additionalProperties", Json(true)), it.value())) return false;
     }
     return true;
   }
@@ -73,6 +81,7 @@ class Validator {
   }
   static bool Number(const Json& schema, const Json& value) {
     const double v = value.get<double>();
+    if (schema.contains("multipleOf") && std::fmod(v * 4, schema["multipleOf"].get<double>() * 4) != 0) return false;  // quarters
     return v >= schema.value("minimum", -1e300) && v <= schema.value("maximum", 1e300) && v > schema.value("exclusiveMinimum", -1e300) &&
            v < schema.value("exclusiveMaximum", 1e300);
   }
@@ -115,6 +124,7 @@ class SchemaMaker {
         Json out = {{"type", Pick(2) ? "integer" : "number"}};
         if (Pick(2)) out["minimum"] = low;
         if (Pick(2)) out["exclusiveMaximum"] = low + 2 + Pick(500) / 7;
+        if (Pick(3) == 0) out["multipleOf"] = (1 + Pick(7)) / 4.0;
         return out;
       }
       case 3:
@@ -140,6 +150,7 @@ class SchemaMaker {
           if (Pick(2)) properties[name] = Make(depth - 1, false);
         }
         if (Pick(3)) out["properties"] = properties;
+        if (Pick(3) == 0) out["patternProperties"] = {{"^na", Make(depth - 1, false)}, {"^n", Make(0, true)}, {"^x", Make(0, true)}};
         if (Pick(2)) out["additionalProperties"] = Pick(2) ? Json(false) : Make(depth - 1, false);
         if (Pick(2) && properties.contains("na") && out.contains("properties")) {
           out["properties"]["na"] = Make(0, true);
