@@ -107,9 +107,9 @@ class DecodeService::Call : public engine::RequestSink, public std::enable_share
     Push(std::move(event));
   }
 
+  bool WantsHistory() const override { return service_->options_.exporter != nullptr; }
   void OnHistory(std::vector<int32_t> token_ids, kvcache::BlockLease blocks) override {
     kvtransfer::Exporter* exporter = service_->options_.exporter;
-    if (exporter == nullptr) return;
     absl::StatusOr<v1::Ticket> ticket =
         exporter->ExportSealed({.request_id = key_.first,
                                 .epoch = key_.second,

@@ -17,7 +17,8 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EngineOptio
         options.max_sequences, ", max_queue ", options.max_queue, ", block_size ", options.block_size, ", num_blocks ",
         options.num_blocks));
   }
-  auto pool = kvcache::BlockPool::Create(runner->KvLayoutFor(options.kv_dtype, options.block_size), options.num_blocks);
+  auto pool = kvcache::BlockPool::Create(runner->KvLayoutFor(options.kv_dtype, options.block_size), options.num_blocks,
+                                         runner->device());
   if (!pool.ok()) return pool.status();
   return std::unique_ptr<EngineCore>(new EngineCore(options, runner, clock, *std::move(pool)));
 }
@@ -35,7 +36,10 @@ EngineCore::EngineCore(const EngineOptions& options, model::ModelRunner* runner,
   }
 }
 
-EngineCore::~EngineCore() { EndAll(absl::CancelledError("the engine stopped")); }
+EngineCore::~EngineCore() {
+  EndAll(absl::CancelledError("the engine stopped"));
+  pool_->DropDevice();
+}
 
 absl::Status EngineCore::Validate(const Request& request, Mode mode) const {
   const SamplingParams& params = request.sampling;
@@ -206,8 +210,16 @@ void EngineCore::SubmitDecode(Request request, kvcache::BlockLease prompt_kv, st
   RequestState* state = Open(std::move(request), Mode::kDecode, std::move(sink), submitted);
   auto table = pool_->Adopt(std::move(prompt_kv));
   if (!table.ok()) return Finish(state, table.status());
+  if (pool_->device() == nullptr) return Join(state, *std::move(table), first_tokens);
+  AfterCopies([this, key = KeyOf(*state), table = *std::move(table), first_tokens = std::move(first_tokens)]() mutable {
+    if (RequestState* open = Find(key)) Join(open, std::move(table), first_tokens);
+  });
+}
+
+void EngineCore::Join(RequestState* state, kvcache::BlockTable prompt_kv,
+                      const std::vector<SampledToken>& first_tokens) {
   auto sequence = NewSequence(state);
-  sequence->table = *std::move(table);
+  sequence->table = std::move(prompt_kv);
   sequence->num_computed = sequence->num_tokens();
   Seal(sequence.get());
   for (const SampledToken& token : first_tokens) state->open_choices -= token.finish_reason != FinishReason::kNone;
@@ -249,10 +261,44 @@ void EngineCore::AdoptPrefix(const std::string& tenant, std::span<const int32_t>
   if (index_ == nullptr || kv.blocks().size() * block_size > token_ids.size()) return;
   auto table = pool_->Adopt(std::move(kv));
   if (!table.ok()) return;
+  if (pool_->device() == nullptr) return InsertPrefix(tenant, token_ids, *table);
+  AfterCopies([this, tenant, ids = std::vector<int32_t>(token_ids.begin(), token_ids.end()),
+               table = *std::move(table)] { InsertPrefix(tenant, ids, table); });
+}
+
+void EngineCore::InsertPrefix(const std::string& tenant, std::span<const int32_t> token_ids,
+                              const kvcache::BlockTable& table) {
+  const size_t block_size = options_.block_size;
   kvcache::PrefixIndex::Cursor cursor = index_->Root(tenant);
-  for (int i = 0; i < table->size(); ++i) {
-    if (!index_->Insert(&cursor, token_ids.subspan(i * block_size, block_size), table->ids()[i])) return;
+  for (int i = 0; i < table.size(); ++i) {
+    if (!index_->Insert(&cursor, token_ids.subspan(i * block_size, block_size), table.ids()[i])) return;
   }
+}
+
+RequestState* EngineCore::Find(const RequestKey& key) const {
+  const auto it = requests_.find(key.request_id);
+  return it == requests_.end() || it->second->arrival != key.arrival ? nullptr : it->second.get();
+}
+
+bool EngineCore::RunCopied(bool wait) {
+  bool any = false;
+  while (!copying_.empty()) {
+    kvcache::DeviceBlocks* const device = pool_->device();
+    if (wait && !any) device->Wait(copying_.front().last_copy);
+    if (!device->Done(copying_.front().last_copy)) break;
+    Copying done = std::move(copying_.front());
+    copying_.pop_front();
+    done.then();
+    any = true;
+  }
+  return any;
+}
+
+void EngineCore::FinishAfterCopies(RequestState* state) {
+  if (copying_.empty()) return Finish(state, absl::OkStatus());
+  AfterCopies([this, key = KeyOf(*state)] {
+    if (RequestState* open = Find(key)) Finish(open, absl::OkStatus());
+  });
 }
 
 void EngineCore::Finish(RequestState* state, const absl::Status& status) {
@@ -282,6 +328,7 @@ void EngineCore::Cancel(const std::string& request_id) {
 }
 
 void EngineCore::EndAll(const absl::Status& status) {
+  while (RunCopied(/*wait=*/true)) continue;
   while (!reservations_.empty()) FinishReservation(reservations_.begin()->first, status);
   // In order of arrival, so that a simulation is repeatable.
   std::map<uint64_t, RequestState*> open;

@@ -3,12 +3,18 @@
 //
 // A step: ask the scheduler, give and take blocks as it says, run the model once, sample, tell the sinks.
 //
-// Thread contract: one thread at a time. Sinks and callbacks are called from inside these methods and must not call back
-// into the core.
+// Where the model wants its KV on a device (ModelRunner::device), blocks are copied to the host before a sink hears
+// that they are final, and from it before a sequence that was handed over runs. Steps go on meanwhile: what waits for a
+// copy is done at the beginning of the first step that finds it done, and a step that has nothing else to do waits for
+// it.
+//
+// Thread contract: one thread at a time. Sinks and callbacks are called from inside these methods and must not call
+// back into the core.
 #ifndef BATON_ENGINE_ENGINE_CORE_H_
 #define BATON_ENGINE_ENGINE_CORE_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,8 +22,10 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -30,6 +38,7 @@
 #include "engine/sequence.h"
 #include "engine/step_cost.h"
 #include "kvcache/block_pool.h"
+#include "kvcache/device_blocks.h"
 #include "kvcache/prefix_index.h"
 #include "model/model_runner.h"
 
@@ -39,7 +48,8 @@ class EngineCore {
  public:
   using ReserveDone = std::function<void(absl::StatusOr<kvcache::BlockLease>)>;
 
-  // INVALID_ARGUMENT for options that make no sense; RESOURCE_EXHAUSTED when the pool's memory cannot be mapped.
+  // INVALID_ARGUMENT for options that make no sense; RESOURCE_EXHAUSTED when the pool's memory cannot be mapped, or its
+  // device has no room.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EngineOptions& options, model::ModelRunner* runner,
                                                             Clock* clock);
   ~EngineCore();
@@ -61,7 +71,7 @@ class EngineCore {
   // One step. False: nothing could be done now; only a new call, a returned lease or a deadline changes that.
   bool Step();
   // Nothing runs or waits here (leases held elsewhere are not counted).
-  bool Quiet() const { return requests_.empty() && reservations_.empty(); }
+  bool Quiet() const { return requests_.empty() && reservations_.empty() && copying_.empty(); }
   // The earliest deadline of anything open.
   absl::Time NextDeadline() const;
 
@@ -96,6 +106,31 @@ class EngineCore {
   // Ends a request: its sequences and blocks go first, then the sink hears. The pointer is dead afterwards.
   void Finish(RequestState* state, const absl::Status& status);
   void FinishReservation(uint64_t id, absl::StatusOr<kvcache::BlockLease> result);
+
+  // Runs `then` when the copies that were begun so far are done, and what waits for copies already has run. `then`
+  // holds the blocks. Without a device: now.
+  template <typename Then>
+  void AfterCopies(Then then) {
+    kvcache::DeviceBlocks* const device = pool_->device();
+    if (device == nullptr || (copying_.empty() && device->Done(device->latest()))) return then();
+    copying_.push_back({device->latest(), std::move(then)});
+  }
+  // What AfterCopies waits for and is done; with `wait`, at least one. True: there was some.
+  bool RunCopied(bool wait);
+  // For `then`: a request that may be over by that time.
+  struct RequestKey {
+    std::string request_id;
+    uint64_t arrival;
+  };
+  static RequestKey KeyOf(const RequestState& state) { return {state.request.request_id, state.arrival}; }
+  RequestState* Find(const RequestKey& key) const;  // null: it is over
+  // Finish with OK, once the sink was told of its blocks.
+  void FinishAfterCopies(RequestState* state);
+  // A handed-over prompt, whose KV is where the model reads it.
+  void Join(RequestState* state, kvcache::BlockTable prompt_kv, const std::vector<SampledToken>& first_tokens);
+  void InsertPrefix(const std::string& tenant, std::span<const int32_t> token_ids, const kvcache::BlockTable& table);
+  // Tells the sink how much of an exposed prefill is final.
+  void TellComputed(const Sequence& sequence);
 
   Decision Plan(absl::Time now);
   // Rows of a step with decode rows, so that it stays below options_.step_target.
@@ -141,6 +176,11 @@ class EngineCore {
   std::map<uint64_t, std::unique_ptr<Sequence>> resident_;
   std::map<uint64_t, std::unique_ptr<Sequence>> waiting_;
   std::map<uint64_t, Reservation> reservations_;  // waiting; ids from the same sequence of ages
+  struct Copying {
+    uint64_t last_copy;
+    absl::AnyInvocable<void()> then;
+  };
+  std::deque<Copying> copying_;  // empty without a device
 
   // Tokens sampled in the current window of at least one second, and the rate of the last whole one.
   int64_t window_tokens_ = 0;

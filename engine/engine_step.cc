@@ -5,6 +5,7 @@
 #include "constraint/token_constraint.h"
 #include "engine/engine_core.h"
 #include "engine/stopping.h"
+#include "kvcache/device_blocks.h"
 
 namespace baton::engine {
 
@@ -76,9 +77,10 @@ int EngineCore::MixedBudget() const {
 }
 
 bool EngineCore::Step() {
+  const bool copied = RunCopied(/*wait=*/false);
   const absl::Time now = clock_->Now();
   const Decision decision = Plan(now);
-  if (decision.empty()) return false;
+  if (decision.empty()) return copied || RunCopied(/*wait=*/true);
   ++step_;
   for (uint64_t id : decision.expired) Expire(id);
   for (uint64_t id : decision.preempted) Preempt(id);
@@ -151,7 +153,20 @@ void EngineCore::Expose(Sequence* sequence) {
   if (request.exposed) return;
   request.exposed = true;
   request.sink->OnScheduled(pool_->Lease(sequence->table, sequence->table.size()));
-  if (sequence->num_computed > 0) request.sink->OnComputed(sequence->num_computed);
+  if (sequence->num_computed > 0) TellComputed(*sequence);
+}
+
+void EngineCore::TellComputed(const Sequence& sequence) {
+  RequestState& request = *sequence.request;
+  const int computed = sequence.num_computed;
+  if (pool_->device() == nullptr) return request.sink->OnComputed(computed);
+  // Blocks that change no more: whole ones, and with the prompt's end its last.
+  const int blocks = computed == sequence.num_tokens() ? sequence.table.size() : computed / options_.block_size;
+  kvcache::BlockLease lease = pool_->Lease(sequence.table, blocks);
+  pool_->device()->Download(lease.blocks());
+  AfterCopies([this, key = KeyOf(request), computed, lease = std::move(lease)] {
+    if (RequestState* open = Find(key)) open->sink->OnComputed(computed);
+  });
 }
 
 void EngineCore::Grant(uint64_t id) {
@@ -195,8 +210,11 @@ void EngineCore::BuildBatch(const Decision& decision, absl::Time now) {
 void EngineCore::RunBatch() {
   const size_t vocab = runner_->vocab_size();
   logits_.resize(batch_.num_logits() * vocab);
+  if (kvcache::DeviceBlocks* device = pool_->device(); device != nullptr) {
+    for (const kernels::SequenceChunk& chunk : batch_.batch().chunks) device->Write(chunk);
+  }
   const absl::Time begin = clock_->Now();
-  runner_->Forward(batch_.batch(), pool_->view(), logits_);
+  runner_->Forward(batch_.batch(), pool_->kernel_view(), logits_);
   StepCostModel& cost = batch_.has_prefill() ? prefill_cost_ : cost_;
   const absl::Duration took = clock_->Now() - begin;
   cost.Learn(batch_.num_rows(), batch_.num_positions(), took);
@@ -223,7 +241,7 @@ void EngineCore::AfterForward(const BatchBuilder::Item& item, absl::Duration for
   }
   sequence.num_computed += item.num_rows;
   Seal(&sequence);
-  if (request.exposed) request.sink->OnComputed(sequence.num_computed);
+  if (request.exposed) TellComputed(sequence);
   if (logits.empty()) return;
   if (sequence.stands_for_all) {
     auto node = resident_.extract(it);
@@ -235,7 +253,7 @@ void EngineCore::AfterForward(const BatchBuilder::Item& item, absl::Duration for
   if (token->finish_reason == FinishReason::kNone) return;
   if (request.mode == Mode::kDecode && sequence.params().n == 1) OfferHistory(sequence);
   resident_.erase(it);
-  if (--request.open_choices == 0) Finish(&request, absl::OkStatus());
+  if (--request.open_choices == 0) FinishAfterCopies(&request);
 }
 
 absl::StatusOr<SampledToken> EngineCore::SampleNext(Sequence& sequence, int choice_index,
@@ -287,7 +305,7 @@ void EngineCore::SampleFirst(std::unique_ptr<Sequence> sequence, std::span<const
   if (request.mode == Mode::kComplete) request.sink->OnPrefilled(request.stats);
   if (request.open_choices == 0 || request.mode == Mode::kPrefill) {
     sequence.reset();
-    return Finish(&request, absl::OkStatus());
+    return FinishAfterCopies(&request);
   }
   Fork(std::move(sequence), first_tokens);
 }
@@ -360,9 +378,15 @@ bool EngineCore::GrowToTokens(Sequence* sequence) {
 
 void EngineCore::OfferHistory(const Sequence& sequence) {
   const int full = sequence.num_computed / options_.block_size;
-  if (full <= sequence.prompt_tokens() / options_.block_size) return;
-  const auto end = sequence.token_ids.begin() + full * options_.block_size;
-  sequence.request->sink->OnHistory({sequence.token_ids.begin(), end}, pool_->Lease(sequence.table, full));
+  RequestState& request = *sequence.request;
+  if (full <= sequence.prompt_tokens() / options_.block_size || !request.sink->WantsHistory()) return;
+  std::vector<int32_t> tokens(sequence.token_ids.begin(), sequence.token_ids.begin() + full * options_.block_size);
+  kvcache::BlockLease lease = pool_->Lease(sequence.table, full);
+  if (pool_->device() == nullptr) return request.sink->OnHistory(std::move(tokens), std::move(lease));
+  pool_->device()->Download(lease.blocks());
+  AfterCopies([this, key = KeyOf(request), tokens = std::move(tokens), lease = std::move(lease)]() mutable {
+    if (RequestState* open = Find(key)) open->sink->OnHistory(std::move(tokens), std::move(lease));
+  });
 }
 
 void EngineCore::Seal(Sequence* sequence) {

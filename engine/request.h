@@ -97,6 +97,8 @@ class RequestSink {
   virtual void OnComputed(int /*num_tokens*/) {}
   // Only after Submit, once, behind token 0 of every choice.
   virtual void OnPrefilled(const RequestStats& /*so_far*/) {}
+  // Whether OnHistory is of use; asked before what it takes is done.
+  virtual bool WantsHistory() const { return true; }
   // Only after SubmitDecode with n = 1, before OnDone(OK), and only when decode filled a block: the full blocks of prompt
   // and output, now leased to the caller, and the tokens they hold.
   virtual void OnHistory(std::vector<int32_t> /*token_ids*/, kvcache::BlockLease /*blocks*/) {}
@@ -104,7 +106,8 @@ class RequestSink {
   // RESOURCE_EXHAUSTED (does not fit, or the queue is full), UNAVAILABLE (draining), INVALID_ARGUMENT (ids out of the
   // vocabulary, prompt over the context), ALREADY_EXISTS (the id is running), INTERNAL (logits not finite: kError),
   // what TokenConstraint says. The
-  // request's blocks are back in the pool (or leased, after OnScheduled) before this is called.
+  // request's blocks are back in the pool (or leased, after OnScheduled, or held until a copy that runs is done) before
+  // this is called.
   virtual void OnDone(const absl::Status& status, const RequestStats& stats) = 0;
 };
 

@@ -135,6 +135,7 @@ class LoadedModel::TimedRunner : public model::ModelRunner {
   kernels::KvLayout KvLayoutFor(kernels::DType dtype, int block_size) const override {
     return runner_->KvLayoutFor(dtype, block_size);
   }
+  kernels::DeviceSpace* device() const override { return runner_->device(); }
   void Forward(const model::ForwardBatch& batch, const kernels::KvView& kv, std::span<float> logits) override {
     if (!observer_) return runner_->Forward(batch, kv, logits);
     const auto begin = std::chrono::steady_clock::now();
@@ -154,27 +155,15 @@ class LoadedModel::TimedRunner : public model::ModelRunner {
 
 LoadedModel::LoadedModel() = default;
 
-LoadedModel::~LoadedModel() {
-  engine_.reset();  // nothing computes any more
-  if (shared_pool_ != nullptr) device_->Unshare(shared_pool_->view().base);
-}
-
-// The KV blocks stay host memory, where transports read and write them; the device's kernels use them there.
-absl::Status LoadedModel::SharePool() {
-  if (device_ == nullptr) return absl::OkStatus();
-  const std::shared_ptr<kvcache::BlockPool> pool = engine_->pool();
-  const absl::Status shared =
-      device_->ShareHost(pool->view().base, static_cast<size_t>(pool->num_blocks()) * pool->layout().block_bytes());
-  if (shared.ok()) shared_pool_ = pool;
-  return shared;
-}
+LoadedModel::~LoadedModel() = default;
 
 void LoadedModel::LogMemory() const {
   const auto mib = [](uint64_t bytes) { return absl::StrCat((bytes + (1 << 19)) >> 20); };
   LogInfo("memory", {{"backend", backend_name()},
                      {"weights_mib", mib(memory_.weight_bytes + memory_.embedding_bytes + memory_.vector_bytes)},
                      {"scratch_mib", mib(memory_.scratch_bytes)},
-                     {"kv_mib", mib(static_cast<uint64_t>(num_blocks_) * kv_layout().block_bytes())}});
+                     {"kv_mib", mib(static_cast<uint64_t>(num_blocks_) * kv_layout().block_bytes())},
+                     {"kv_is_on", device_ == nullptr ? "the host" : "the device, and as much pinned on the host"}});
 }
 
 absl::Status LoadedModel::Constrain(const v1::SamplingParams& sampling, Request* request) const {
@@ -327,7 +316,6 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
       Engine::Create(plan->engine, loaded->runner_.get(), options.clock != nullptr ? options.clock : Clock::Real());
   if (!engine.ok()) return engine.status();
   loaded->engine_ = *std::move(engine);
-  if (absl::Status s = loaded->SharePool(); !s.ok()) return s;
   loaded->limits_ = {loaded->transformer_->vocab_size(), plan->max_context, {ServedModelName(config)}};
   loaded->architecture_ = plan->model_config.architecture;
   loaded->num_blocks_ = plan->engine.num_blocks;

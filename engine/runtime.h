@@ -77,11 +77,9 @@ class LoadedModel {
  private:
   class TimedRunner;
   LoadedModel();
-  absl::Status SharePool();
 
   std::unique_ptr<kernels::Backend> backend_;
   kernels::DeviceSpace* device_ = nullptr;  // the backend's, if it has one
-  std::shared_ptr<kvcache::BlockPool> shared_pool_;  // with it
   std::unique_ptr<model::Transformer> transformer_;
   std::unique_ptr<TimedRunner> runner_;
   std::unique_ptr<Engine> engine_;

@@ -1,12 +1,17 @@
 // Memory of a device whose kernels cannot read the host's: what the forward pass needs beside a Backend to keep its
-// activations there. A backend without one (the CPU's) reads and writes host memory.
+// activations there, and the engine to keep its KV blocks there. A backend without one (the CPU's) reads and writes
+// host memory.
 //
-// Host code never touches an address from Allocate; it has Upload and Download. Thread contract: the backend's.
+// The backend's calls and the copies here run in their order, one after the other, but not before the host goes on:
+// only Download, Finish and WaitCopies wait. Host code never touches an address from Allocate. A device that fails ends
+// the process, as in the backend's calls. Thread contract: the backend's.
 #ifndef BATON_KERNELS_DEVICE_SPACE_H_
 #define BATON_KERNELS_DEVICE_SPACE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,16 +26,34 @@ class DeviceSpace {
 
   // 256-byte aligned, uninitialised. RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
-  virtual void Free(void* memory) = 0;  // null: nothing
-  // Blocking, in the order of the backend's calls. A device that fails ends the process, as in the backend's calls.
+  // Waits for whatever may use it. Null: nothing.
+  virtual void Free(void* memory) = 0;
+  // Returns when `from` may be reused.
   virtual void Upload(void* to, const void* from, size_t bytes) = 0;
+  // Returns when the bytes are there.
   virtual void Download(void* to, const void* from, size_t bytes) = 0;
   virtual void CopyWithin(void* to, const void* from, size_t bytes) = 0;
+  virtual void Clear(void* to, size_t bytes) = 0;  // to zero
+  // Waits for all calls so far.
+  virtual void Finish() = 0;
 
-  // Lets kernels use this host memory too, at its own address, until Unshare: the KV blocks, which transports read and
-  // write. FAILED_PRECONDITION when the device cannot.
-  virtual absl::Status ShareHost(void* memory, size_t bytes) = 0;
-  virtual void Unshare(void* memory) = 0;
+  // Copies beside the calls, between this memory and pinned memory of the host. They are done one after the other, each
+  // after the calls that came before it; calls that come later do not wait for them. Until one is done its bytes on the
+  // host are not to be touched, nor those on the device written.
+  struct Copy {
+    void* to = nullptr;
+    const void* from = nullptr;
+    size_t bytes = 0;
+  };
+  using CopyId = uint64_t;  // ascending, from 1; of several copies the last
+  virtual CopyId StartUploads(std::span<const Copy> copies) = 0;
+  virtual CopyId StartDownloads(std::span<const Copy> copies) = 0;
+  // Whether this one, and so all before it, are done; 0: yes.
+  virtual bool CopiesDone(CopyId id) = 0;
+  virtual void WaitCopies(CopyId id) = 0;
+  // Makes host memory fit for these copies, until Unpin. RESOURCE_EXHAUSTED or INTERNAL when the system refuses.
+  virtual absl::Status Pin(void* memory, size_t bytes) = 0;
+  virtual void Unpin(void* memory) = 0;
 
   // FAILED_PRECONDITION for a layout whose heads the kernels cannot do on this device.
   virtual absl::Status CheckLayout(const KvLayout& layout) const = 0;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvcache/device_blocks.h"
 
 namespace baton::kvcache {
 namespace {
@@ -21,7 +22,8 @@ namespace {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<BlockPool>> BlockPool::Create(const kernels::KvLayout& layout, int64_t num_blocks) {
+absl::StatusOr<std::shared_ptr<BlockPool>> BlockPool::Create(const kernels::KvLayout& layout, int64_t num_blocks,
+                                                             kernels::DeviceSpace* device) {
   if (layout.block_size <= 0 || layout.num_layers <= 0 || layout.num_kv_heads <= 0 || layout.head_dim <= 0) {
     return absl::InvalidArgumentError(absl::StrCat("KV layout has a dimension that is not positive: block_size ",
                                                    layout.block_size, ", layers ", layout.num_layers, ", KV heads ",
@@ -49,7 +51,13 @@ absl::StatusOr<std::shared_ptr<BlockPool>> BlockPool::Create(const kernels::KvLa
   }
   // Advice only: without huge pages everything still works.
   (void)madvise(base, mapped, MADV_HUGEPAGE);
-  return std::shared_ptr<BlockPool>(new BlockPool({static_cast<std::byte*>(base), layout}, num_blocks, mapped));
+  std::shared_ptr<BlockPool> pool(new BlockPool({static_cast<std::byte*>(base), layout}, num_blocks, mapped));
+  if (device != nullptr) {
+    absl::StatusOr<std::unique_ptr<DeviceBlocks>> blocks = DeviceBlocks::Create(device, pool->view_, num_blocks);
+    if (!blocks.ok()) return blocks.status();
+    pool->device_ = *std::move(blocks);
+  }
+  return pool;
 }
 
 BlockPool::BlockPool(const kernels::KvView& view, int64_t num_blocks, size_t mapped_bytes)
@@ -60,7 +68,14 @@ BlockPool::BlockPool(const kernels::KvView& view, int64_t num_blocks, size_t map
   ledger_.block_bytes = static_cast<int64_t>(view.layout.block_bytes());
 }
 
-BlockPool::~BlockPool() { munmap(view_.base, mapped_bytes_); }
+BlockPool::~BlockPool() {
+  device_.reset();
+  munmap(view_.base, mapped_bytes_);
+}
+
+const kernels::KvView& BlockPool::kernel_view() const { return device_ != nullptr ? device_->view() : view_; }
+
+void BlockPool::DropDevice() { device_.reset(); }
 
 Ledger BlockPool::ledger() const {
   MutexLock lock(&mu_);
@@ -237,8 +252,12 @@ std::optional<BlockTable> BlockPool::Allocate(int64_t num_blocks) {
   table.pool_ = this;
   for (const BlockHandle& handle : *handles) {
     table.ids_.push_back(handle.id);
-    // The first life has the kernel's fresh zero pages; touching them would defeat laziness.
-    if (handle.generation > 1) std::memset(bytes(handle.id), 0, view_.layout.block_bytes());
+    if (device_ != nullptr) {
+      device_->Clear(handle);
+    } else if (handle.generation > 1) {
+      // The first life has the kernel's fresh zero pages; touching them would defeat laziness.
+      std::memset(bytes(handle.id), 0, view_.layout.block_bytes());
+    }
   }
   return table;
 }
@@ -289,6 +308,7 @@ absl::StatusOr<BlockTable> BlockPool::Adopt(BlockLease&& lease) {
       table.ids_.push_back(handle.id);
     }
   }
+  if (device_ != nullptr) device_->Upload(lease.blocks_);
   lease.blocks_.clear();
   lease.pool_.reset();
   return table;
@@ -297,7 +317,11 @@ absl::StatusOr<BlockTable> BlockPool::Adopt(BlockLease&& lease) {
 std::optional<BlockRef> BlockPool::Clone(BlockId source) {
   auto handles = Take(1, Holder::kActive);
   if (!handles) return std::nullopt;
-  std::memcpy(bytes(handles->front().id), bytes(source), view_.layout.block_bytes());
+  if (device_ != nullptr) {
+    device_->Clone(handles->front(), source);
+  } else {
+    std::memcpy(bytes(handles->front().id), bytes(source), view_.layout.block_bytes());
+  }
   return BlockRef(this, handles->front());
 }
 

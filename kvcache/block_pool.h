@@ -10,9 +10,13 @@
 //   cached       held by the prefix index only; may be evicted
 //   free         nobody
 //
+// Where kernels cannot read the host's memory the pool keeps its blocks in a device's too (device_blocks.h), and the
+// bytes here are those that transports see.
+//
 // Thread contract: everything here may be called from any thread, with these exceptions: one BlockTable, BlockRef or
-// BlockLease object is used by one thread at a time, and the index methods belong to PrefixIndex (one thread). The bytes
-// of a block are written only by its exclusive holder before it is sealed; the pool's lock does not cover them.
+// BlockLease object is used by one thread at a time, and the index methods belong to PrefixIndex (one thread). With a
+// device, Allocate, Adopt, Clone and what names it belong to the backend's thread. The bytes of a block are written
+// only by its exclusive holder before it is sealed; the pool's lock does not cover them.
 #ifndef BATON_KVCACHE_BLOCK_POOL_H_
 #define BATON_KVCACHE_BLOCK_POOL_H_
 
@@ -29,7 +33,13 @@
 #include "common/mutex.h"
 #include "kernels/kv_view.h"
 
+namespace baton::kernels {
+class DeviceSpace;
+}
+
 namespace baton::kvcache {
+
+class DeviceBlocks;
 
 using BlockId = int32_t;
 
@@ -141,14 +151,20 @@ class BlockTable {
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   // Reserves address space for all blocks at once; pages are touched on first write. INVALID_ARGUMENT for an empty or
-  // absurd layout or count, RESOURCE_EXHAUSTED when the system refuses the memory (both say the arithmetic).
-  static absl::StatusOr<std::shared_ptr<BlockPool>> Create(const kernels::KvLayout& layout, int64_t num_blocks);
+  // absurd layout or count, RESOURCE_EXHAUSTED when the system or the device refuses the memory (all say the
+  // arithmetic). `device`: whose kernels use the blocks, until DropDevice; null: the CPU's.
+  static absl::StatusOr<std::shared_ptr<BlockPool>> Create(const kernels::KvLayout& layout, int64_t num_blocks,
+                                                           kernels::DeviceSpace* device = nullptr);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
   const kernels::KvLayout& layout() const { return view_.layout; }
-  const kernels::KvView& view() const { return view_; }
+  const kernels::KvView& view() const { return view_; }   // the host's memory
+  const kernels::KvView& kernel_view() const;             // the memory that kernels use
+  DeviceBlocks* device() const { return device_.get(); }  // null: kernels use the host's
+  // Nothing computes any more; leases may live on.
+  void DropDevice();
   int64_t num_blocks() const { return num_blocks_; }
   // Blocks that hold `num_tokens` positions.
   int64_t BlocksFor(int64_t num_tokens) const {
@@ -162,8 +178,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   // True when the block exists and is in the life that the handle names.
   bool IsCurrent(BlockHandle handle) const;
 
-  // All or nothing, from free blocks only (PrefixIndex::EnsureFree makes room). The bytes are zero, so that nothing of
-  // an earlier tenant can be read or exported.
+  // All or nothing, from free blocks only (PrefixIndex::EnsureFree makes room). The bytes (with a device, those there)
+  // are zero, so that nothing of an earlier tenant can be read or exported.
   std::optional<BlockTable> Allocate(int64_t num_blocks);
   // The same as a lease, for KV that is about to be fetched. The bytes are not cleared: the fetch overwrites and
   // verifies all of them.
@@ -172,8 +188,9 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockLease Lease(const BlockTable& table, int num_blocks);
   // Room for a fetch whose first blocks are known: the held ones of `prefix`, then `num_blocks` as by AllocateLease.
   std::optional<BlockLease> AllocateLeaseBehind(const BlockTable& prefix, int64_t num_blocks);
-  // Import without copying: the lease's hold becomes a sequence's. INVALID_ARGUMENT, and the lease stays as it was, when
-  // it is empty, of another pool, or holds an outdated block.
+  // Import without copying: the lease's hold becomes a sequence's. INVALID_ARGUMENT, and the lease stays as it was,
+  // when it is empty, of another pool, or holds an outdated block. With a device, blocks that are not there begin to be
+  // copied: kernels may use the table when device()->latest() is done, and the table must live so long.
   absl::StatusOr<BlockTable> Adopt(BlockLease&& lease);
   // A copy of one block's bytes in a block of its own, if there is a free one.
   std::optional<BlockRef> Clone(BlockId source);
@@ -231,6 +248,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockRef HoldIndexed(BlockHandle handle);  // empty: it is not indexed in that life any more
 
   kernels::KvView view_;
+  std::unique_ptr<DeviceBlocks> device_;
   int64_t num_blocks_;
   size_t mapped_bytes_;
   std::function<void()> on_release_;

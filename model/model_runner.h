@@ -7,6 +7,10 @@
 
 #include "kernels/kv_view.h"
 
+namespace baton::kernels {
+class DeviceSpace;
+}
+
 namespace baton::model {
 
 // Rows of all sequences of one engine step, each sequence's rows consecutive.
@@ -26,6 +30,9 @@ class ModelRunner {
   virtual int max_context() const = 0;  // positions one sequence may have
   // Everything but dtype and block_size is the model's; the engine's owner chooses those two.
   virtual kernels::KvLayout KvLayoutFor(kernels::DType dtype, int block_size) const = 0;
+
+  // Whose memory Forward wants the KV in; null: the host's. Outlives every Forward.
+  virtual kernels::DeviceSpace* device() const { return nullptr; }
 
   // Computes the rows, writes their KV into `kv`, and fills logits[logit_rows.size(), vocab_size()].
   // A row's logits are a pure function of the tokens of its sequence up to it (within a numerics class).

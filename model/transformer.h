@@ -41,8 +41,8 @@ class Transformer : public ModelRunner {
   struct Options {
     int max_batch_rows = 512;  // rows that scratch is allocated for at Load; a larger batch makes it grow
     int max_context = 0;       // positions of one sequence; 0: the model's. More than the model's is refused.
-    // Of a backend whose kernels cannot read the host's memory; null: they can. Activations, norms and biases lie there; the
-    // host sees embeddings and rotary tables going in and logits coming out.
+    // Of a backend whose kernels cannot read the host's memory; null: they can. Activations, norms, biases and KV lie
+    // there; the host sees embeddings and rotary tables going in and logits coming out.
     kernels::DeviceSpace* device = nullptr;
     // Called during Load with bytes of tensors read so far and in all; may be empty.
     std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
@@ -57,6 +57,7 @@ class Transformer : public ModelRunner {
   int vocab_size() const override { return config_.vocab_size; }
   int max_context() const override { return max_context_; }
   kernels::KvLayout KvLayoutFor(kernels::DType dtype, int block_size) const override;
+  kernels::DeviceSpace* device() const override { return device_; }
   void Forward(const ForwardBatch& batch, const kernels::KvView& kv, std::span<float> logits) override;
 
   const ModelConfig& config() const { return config_; }

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +17,7 @@
 namespace baton::kernels::cuda {
 namespace {
 
-constexpr Stream kStream = nullptr;
+constexpr size_t kStagingPartBytes = 1 << 20;
 
 void RequireOk(const absl::Status& status) {
   if (status.ok()) return;
@@ -22,7 +25,11 @@ void RequireOk(const absl::Status& status) {
   std::abort();
 }
 
-void Finish() { RequireOk(Synchronize(kStream)); }
+template <typename T>
+T Require(absl::StatusOr<T> value) {
+  RequireOk(value.status());
+  return *std::move(value);
+}
 
 // A pointer to host memory is a bug of the caller, which a GPU would answer with a fault.
 void RequireOnDevice(std::initializer_list<const void*> pointers) {
@@ -45,7 +52,7 @@ class CudaMatrix final : public WeightMatrix {
       if (!allocated.ok()) return allocated.status();
       *memory = *std::move(allocated);
       *to = memory->data();
-      if (absl::Status status = CopyToDevice(memory->data(), from->data(), from->size(), kStream); !status.ok()) {
+      if (absl::Status status = CopyToDevice(memory->data(), from->data(), from->size(), nullptr); !status.ok()) {
         return status;
       }
     }
@@ -66,19 +73,48 @@ const DeviceMatrix& MatrixOf(const WeightMatrix& weight) { return static_cast<co
 
 }  // namespace
 
-void* CudaBackend::Buffer::Reserve(size_t bytes) {
-  if (bytes > memory_.bytes()) {
-    absl::StatusOr<DeviceMemory> larger = DeviceMemory::Allocate(bytes + bytes / 2);
-    RequireOk(larger.status());
-    memory_ = *std::move(larger);
-  }
-  return memory_.data();
+CudaBackend::CudaBackend()
+    : stream_(Require(OwnedStream::Create())),
+      copy_stream_(Require(OwnedStream::Create())),
+      calls_(Require(Event::Create())) {}
+
+CudaBackend::~CudaBackend() {
+  // Memory goes before the streams do.
+  RequireOk(Synchronize(stream_.get()));
+  RequireOk(Synchronize(copy_stream_.get()));
 }
 
-const void* CudaBackend::Buffer::UploadBytes(const void* data, size_t bytes) {
-  void* const to = Reserve(bytes);
-  RequireOk(CopyToDevice(to, data, bytes, kStream));
-  return to;
+void CudaBackend::Staging::Send(void* to, const void* from, size_t bytes, Stream stream) {
+  constexpr size_t kAlignment = 256;
+  auto* target = static_cast<std::byte*>(to);
+  auto* source = static_cast<const std::byte*>(from);
+  while (bytes > 0) {
+    if (filled_ >= kStagingPartBytes) Next(stream);
+    Part& part = parts_[part_];
+    if (part.memory.data() == nullptr) {
+      part.memory = Require(PinnedMemory::Allocate(kStagingPartBytes));
+      part.sent = Require(Event::Create());
+    }
+    const size_t n = std::min(bytes, kStagingPartBytes - filled_);
+    std::memcpy(part.memory.data() + filled_, source, n);
+    RequireOk(StartCopyToDevice(target, part.memory.data() + filled_, n, stream));
+    filled_ += (n + kAlignment - 1) / kAlignment * kAlignment;
+    target += n;
+    source += n;
+    bytes -= n;
+  }
+}
+
+void CudaBackend::Staging::Next(Stream stream) {
+  RequireOk(parts_[part_].sent.Record(stream));
+  part_ = (part_ + 1) % std::size(parts_);
+  filled_ = 0;
+  if (parts_[part_].memory.data() != nullptr) RequireOk(parts_[part_].sent.Wait());
+}
+
+void* CudaBackend::Reserve(DeviceMemory* memory, size_t bytes) {
+  if (bytes > memory->bytes()) *memory = Require(DeviceMemory::Allocate(bytes + bytes / 2));
+  return memory->data();
 }
 
 absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackWeights(const HostTensor& tensor) {
@@ -87,8 +123,7 @@ absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackWeights(const Hos
 
 void CudaBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {
   RequireOnDevice({out});
-  cuda::ReadRow(MatrixOf(weight), row, out, kStream);
-  Finish();
+  cuda::ReadRow(MatrixOf(weight), row, out, stream_.get());
 }
 
 void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
@@ -101,9 +136,8 @@ void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<cons
                   .bias = output.bias,
                   .y = output.y,
                   .y_stride = output.y_stride},
-                 kStream);
+                 stream_.get());
   }
-  Finish();
 }
 
 void CudaBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, const float* weight, float epsilon, float* y,
@@ -118,8 +152,7 @@ void CudaBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, cons
                  .epsilon = epsilon,
                  .y = y,
                  .y_stride = y_stride},
-                kStream);
-  Finish();
+                stream_.get());
 }
 
 void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim,
@@ -130,18 +163,17 @@ void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int hea
                .m = m,
                .num_heads = num_heads,
                .head_dim = head_dim,
-               .positions = positions_.Upload(positions.first(m)),
+               .positions = Put(&positions_, positions.first(m)),
                .cos = table.cos,
                .sin = table.sin,
                .rope_dim = table.rope_dim,
                .interleaved = table.style == RopeStyle::kInterleaved},
-              kStream);
-  Finish();
+              stream_.get());
 }
 
 void CudaBackend::WriteKv(int layer, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
                           std::span<const SequenceChunk> chunks, const KvView& kv) {
-  RequireOnDevice({k, v});
+  RequireOnDevice({k, v, kv.base});
   std::vector<int32_t> positions, block_ids;
   int rows = 0;
   for (const SequenceChunk& chunk : chunks) rows = std::max(rows, chunk.row_begin + chunk.num_rows);
@@ -160,17 +192,16 @@ void CudaBackend::WriteKv(int layer, const float* k, int64_t k_stride, const flo
                .v_stride = v_stride,
                .m = rows,
                .head_dim = kv.layout.head_dim,
-               .positions = positions_.Upload<int32_t>(positions),
-               .block_ids = block_ids_.Upload<int32_t>(block_ids),
+               .positions = Put<int32_t>(&positions_, positions),
+               .block_ids = Put<int32_t>(&block_ids_, block_ids),
                .kv = kv,
                .layer = layer},
-              kStream);
-  Finish();
+              stream_.get());
 }
 
 void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
                             const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
-  RequireOnDevice({q, out});
+  RequireOnDevice({q, out, kv.base});
   const int group = params.num_heads / kv.layout.num_kv_heads;
   const AttentionPlan plan = PlanAttention(chunks, kv.layout, group, params.sliding_window);
   AttentionArgs args = {.q = q,
@@ -183,29 +214,26 @@ void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::sp
                         .scale = params.scale,
                         .sliding_window = params.sliding_window,
                         .logit_softcap = params.logit_softcap,
-                        .block_tables = tables_.Upload<int32_t>(plan.block_tables),
+                        .block_tables = Put<int32_t>(&tables_, plan.block_tables),
                         .max_pieces = plan.max_pieces,
-                        .records = static_cast<float*>(records_.Reserve(plan.record_floats * sizeof(float)))};
-  args.units = prefill_.Upload<AttentionUnit>(plan.prefill);
+                        .records = static_cast<float*>(Reserve(&records_, plan.record_floats * sizeof(float)))};
+  args.units = Put<AttentionUnit>(&prefill_, plan.prefill);
   args.num_units = static_cast<int>(plan.prefill.size());
-  PrefillAttention(args, kStream);
-  args.units = decode_.Upload<AttentionUnit>(plan.decode);
+  PrefillAttention(args, stream_.get());
+  args.units = Put<AttentionUnit>(&decode_, plan.decode);
   args.num_units = static_cast<int>(plan.decode.size());
-  DecodeAttention(args, kStream);
-  Finish();
+  DecodeAttention(args, stream_.get());
 }
 
 void CudaBackend::GatedActivation(Activation act, float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
                                   int m, int dim) {
   RequireOnDevice({gate, up});
-  cuda::GatedActivation(act, gate, gate_stride, up, up_stride, m, dim, kStream);
-  Finish();
+  cuda::GatedActivation(act, gate, gate_stride, up, up_stride, m, dim, stream_.get());
 }
 
 void CudaBackend::Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim) {
   RequireOnDevice({x, y});
-  cuda::Add(x, x_stride, y, y_stride, m, dim, kStream);
-  Finish();
+  cuda::Add(x, x_stride, y, y_stride, m, dim, stream_.get());
 }
 
 absl::StatusOr<void*> CudaBackend::Allocate(size_t bytes) {
@@ -220,21 +248,75 @@ void CudaBackend::Free(void* memory) { allocated_.erase(memory); }
 
 void CudaBackend::Upload(void* to, const void* from, size_t bytes) {
   RequireOnDevice({to});
-  RequireOk(CopyToDevice(to, from, bytes, kStream));
+  staging_.Send(to, from, bytes, stream_.get());
 }
 
 void CudaBackend::Download(void* to, const void* from, size_t bytes) {
   RequireOnDevice({from});
-  RequireOk(CopyFromDevice(to, from, bytes, kStream));
+  RequireOk(CopyFromDevice(to, from, bytes, stream_.get()));
 }
 
 void CudaBackend::CopyWithin(void* to, const void* from, size_t bytes) {
   RequireOnDevice({to, from});
-  RequireOk(CopyWithinDevice(to, from, bytes, kStream));
+  RequireOk(CopyWithinDevice(to, from, bytes, stream_.get()));
 }
 
-absl::Status CudaBackend::ShareHost(void* memory, size_t bytes) { return ShareHostMemory(memory, bytes); }
-void CudaBackend::Unshare(void* memory) { UnshareHostMemory(memory); }
+void CudaBackend::Clear(void* to, size_t bytes) {
+  RequireOnDevice({to});
+  RequireOk(ClearDevice(to, bytes, stream_.get()));
+}
+
+void CudaBackend::Finish() { RequireOk(Synchronize(stream_.get())); }
+
+void CudaBackend::BeginCopies() {
+  RequireOk(calls_.Record(stream_.get()));
+  RequireOk(calls_.HoldBack(copy_stream_.get()));
+}
+
+CudaBackend::CopyId CudaBackend::EndCopies() {
+  if (spare_events_.empty()) spare_events_.push_back(Require(Event::Create()));
+  copies_.push_back({++last_copy_, std::move(spare_events_.back())});
+  spare_events_.pop_back();
+  RequireOk(copies_.back().done.Record(copy_stream_.get()));
+  return last_copy_;
+}
+
+CudaBackend::CopyId CudaBackend::StartUploads(std::span<const Copy> copies) {
+  BeginCopies();
+  for (const Copy& copy : copies) {
+    RequireOnDevice({copy.to});
+    RequireOk(StartCopyToDevice(copy.to, copy.from, copy.bytes, copy_stream_.get()));
+  }
+  return EndCopies();
+}
+
+CudaBackend::CopyId CudaBackend::StartDownloads(std::span<const Copy> copies) {
+  BeginCopies();
+  for (const Copy& copy : copies) {
+    RequireOnDevice({copy.from});
+    RequireOk(StartCopyFromDevice(copy.to, copy.from, copy.bytes, copy_stream_.get()));
+  }
+  return EndCopies();
+}
+
+bool CudaBackend::CopiesDone(CopyId id) {
+  while (!copies_.empty() && copies_.front().id <= id && Require(copies_.front().done.Done())) {
+    spare_events_.push_back(std::move(copies_.front().done));
+    copies_.pop_front();
+  }
+  return copies_.empty() || copies_.front().id > id;
+}
+
+void CudaBackend::WaitCopies(CopyId id) {
+  while (!copies_.empty() && copies_.front().id <= id) {
+    RequireOk(copies_.front().done.Wait());
+    spare_events_.push_back(std::move(copies_.front().done));
+    copies_.pop_front();
+  }
+}
+
+absl::Status CudaBackend::Pin(void* memory, size_t bytes) { return PinHostMemory(memory, bytes); }
+void CudaBackend::Unpin(void* memory) { UnpinHostMemory(memory); }
 
 absl::Status CudaBackend::CheckLayout(const KvLayout& layout) const {
   if (layout.head_dim % 8 != 0 || layout.head_dim > 256) {

@@ -1,17 +1,20 @@
 // Backend over the CUDA kernels, in the numerics class kF32.
 //
-// Every pointer of a call is memory of its DeviceSpace, but for spans, which are the host's, and KvView::base, which is host
-// memory that was shared with the device (ShareHost). Each call waits for its kernels.
+// Every pointer of a call is memory of its DeviceSpace, KvView::base too, but for spans, which are the host's and free
+// when the call returns. Calls are launched on one stream and not waited for; copies of KV blocks have a stream of
+// their own, and an event for each lot.
 //
 // Thread contract: Backend's. A failing device (or no memory left on it) ends the process with CUDA's message, as the
-// results are lost.
+// results are lost; so does making one where DescribeDevice finds no device.
 #ifndef BATON_KERNELS_CUDA_CUDA_BACKEND_H_
 #define BATON_KERNELS_CUDA_CUDA_BACKEND_H_
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/device_memory.h"
@@ -22,6 +25,9 @@ namespace baton::kernels::cuda {
 
 class CudaBackend final : public Backend, public DeviceSpace {
  public:
+  CudaBackend();
+  ~CudaBackend() override;
+
   std::string name() const override { return "cuda"; }
   NumericsClass numerics() const override { return NumericsClass::kF32; }
 
@@ -46,26 +52,55 @@ class CudaBackend final : public Backend, public DeviceSpace {
   void Upload(void* to, const void* from, size_t bytes) override;
   void Download(void* to, const void* from, size_t bytes) override;
   void CopyWithin(void* to, const void* from, size_t bytes) override;
-  absl::Status ShareHost(void* memory, size_t bytes) override;
-  void Unshare(void* memory) override;
+  void Clear(void* to, size_t bytes) override;
+  void Finish() override;
+  CopyId StartUploads(std::span<const Copy> copies) override;
+  CopyId StartDownloads(std::span<const Copy> copies) override;
+  bool CopiesDone(CopyId id) override;
+  void WaitCopies(CopyId id) override;
+  absl::Status Pin(void* memory, size_t bytes) override;
+  void Unpin(void* memory) override;
   absl::Status CheckLayout(const KvLayout& layout) const override;
 
  private:
-  // Device memory that grows; its contents last until the next call.
-  class Buffer {
+  // What the host gives a call goes to the device from here: parts of pinned memory, used in turn.
+  class Staging {
    public:
-    void* Reserve(size_t bytes);
-    template <typename T>
-    const T* Upload(std::span<const T> values) {
-      return static_cast<const T*>(UploadBytes(values.data(), values.size_bytes()));
-    }
+    void Send(void* to, const void* from, size_t bytes, Stream stream);
 
    private:
-    const void* UploadBytes(const void* data, size_t bytes);
-    DeviceMemory memory_;
+    struct Part {
+      PinnedMemory memory;
+      Event sent;
+    };
+    void Next(Stream stream);
+    Part parts_[4];
+    size_t part_ = 0, filled_ = 0;  // the part in use, and its bytes
+  };
+  struct Started {
+    CopyId id;
+    Event done;
   };
 
-  Buffer positions_, block_ids_, tables_, prefill_, decode_, records_;
+  // Device memory that grows. Its contents last until the next call: what that writes is launched behind what reads it.
+  static void* Reserve(DeviceMemory* memory, size_t bytes);
+  template <typename T>
+  const T* Put(DeviceMemory* memory, std::span<const T> values) {
+    void* const to = Reserve(memory, values.size_bytes());
+    staging_.Send(to, values.data(), values.size_bytes(), stream_.get());
+    return static_cast<const T*>(to);
+  }
+  // Copies from here on come after the calls so far; these are one lot.
+  void BeginCopies();
+  CopyId EndCopies();
+
+  OwnedStream stream_, copy_stream_;  // of calls; of copies
+  Event calls_;                       // behind the calls before the latest copies
+  std::deque<Started> copies_;        // not known to be done, in order
+  std::vector<Event> spare_events_;
+  CopyId last_copy_ = 0;
+  Staging staging_;
+  DeviceMemory positions_, block_ids_, tables_, prefill_, decode_, records_;
   std::map<void*, DeviceMemory> allocated_;
 };
 

@@ -20,11 +20,17 @@ absl::Status ToStatus(cudaError_t error, absl::string_view what) {
   }
 }
 
-absl::Status Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Stream stream) {
+absl::Status StartCopy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Stream stream) {
   if (bytes == 0) return absl::OkStatus();
-  const absl::Status status = ToStatus(cudaMemcpyAsync(to, from, bytes, kind, stream), "copying to or from the GPU");
+  return ToStatus(cudaMemcpyAsync(to, from, bytes, kind, stream), "copying to or from the GPU");
+}
+
+absl::Status Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Stream stream) {
+  const absl::Status status = StartCopy(to, from, bytes, kind, stream);
   return status.ok() ? Synchronize(stream) : status;
 }
+
+cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
 
 }  // namespace
 
@@ -56,8 +62,73 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (data_ != nullptr) cudaFree(data_);
+  if (data_ != nullptr) cudaFree(data_);  // which waits for the device
 }
+
+absl::StatusOr<PinnedMemory> PinnedMemory::Allocate(size_t bytes) {
+  PinnedMemory memory;
+  const absl::Status status = ToStatus(cudaHostAlloc(&memory.data_, bytes > 0 ? bytes : 1, cudaHostAllocDefault),
+                                       absl::StrCat("allocating ", bytes, " bytes of pinned host memory"));
+  if (!status.ok()) return status;
+  memory.bytes_ = bytes;
+  return memory;
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (data_ != nullptr) cudaFreeHost(data_);
+}
+
+absl::Status PinHostMemory(void* memory, size_t bytes) {
+  return ToStatus(cudaHostRegister(memory, bytes, cudaHostRegisterDefault),
+                  absl::StrCat("pinning ", bytes, " bytes of host memory for the GPU's copies"));
+}
+void UnpinHostMemory(void* memory) { cudaHostUnregister(memory); }
+
+absl::StatusOr<OwnedStream> OwnedStream::Create() {
+  OwnedStream stream;
+  const absl::Status status =
+      ToStatus(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking), "creating a stream of the GPU");
+  if (!status.ok()) return status;
+  return stream;
+}
+
+OwnedStream::~OwnedStream() {
+  if (stream_ == nullptr) return;
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+}
+
+absl::StatusOr<Event> Event::Create() {
+  Event event;
+  cudaEvent_t created = nullptr;
+  const absl::Status status =
+      ToStatus(cudaEventCreateWithFlags(&created, cudaEventDisableTiming), "creating an event of the GPU");
+  if (!status.ok()) return status;
+  event.event_ = created;
+  return event;
+}
+
+Event::~Event() {
+  if (event_ != nullptr) cudaEventDestroy(EventOf(event_));
+}
+
+absl::Status Event::Record(Stream stream) {
+  return ToStatus(cudaEventRecord(EventOf(event_), stream), "marking a place in the GPU's work");
+}
+
+absl::Status Event::HoldBack(Stream stream) const {
+  return ToStatus(cudaStreamWaitEvent(stream, EventOf(event_), 0), "ordering the GPU's work");
+}
+
+absl::StatusOr<bool> Event::Done() const {
+  const cudaError_t error = cudaEventQuery(EventOf(event_));
+  if (error == cudaErrorNotReady) return false;
+  const absl::Status status = ToStatus(error, "running on the GPU");
+  if (!status.ok()) return status;
+  return true;
+}
+
+absl::Status Event::Wait() const { return ToStatus(cudaEventSynchronize(EventOf(event_)), "running on the GPU"); }
 
 absl::Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
   return Copy(to, from, bytes, cudaMemcpyHostToDevice, stream);
@@ -67,20 +138,22 @@ absl::Status CopyFromDevice(void* to, const void* from, size_t bytes, Stream str
   return Copy(to, from, bytes, cudaMemcpyDeviceToHost, stream);
 }
 
-absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream) {
-  return Copy(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+absl::Status StartCopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  return StartCopy(to, from, bytes, cudaMemcpyHostToDevice, stream);
 }
 
-absl::Status ShareHostMemory(void* memory, size_t bytes) {
-  absl::Status s = ToStatus(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "pinning host memory for the GPU");
-  if (!s.ok()) return s;
-  void* address = nullptr;
-  s = ToStatus(cudaHostGetDevicePointer(&address, memory, 0), "the GPU's address of host memory");
-  if (s.ok() && address != memory) s = absl::FailedPreconditionError("the GPU sees host memory at other addresses");
-  if (!s.ok()) cudaHostUnregister(memory);
-  return s;
+absl::Status StartCopyFromDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  return StartCopy(to, from, bytes, cudaMemcpyDeviceToHost, stream);
 }
-void UnshareHostMemory(void* memory) { cudaHostUnregister(memory); }
+
+absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  return StartCopy(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+absl::Status ClearDevice(void* to, size_t bytes, Stream stream) {
+  return ToStatus(cudaMemsetAsync(to, 0, bytes, stream), "clearing memory of the GPU");
+}
+
 bool KernelsMayUse(const void*) { return true; }
 
 absl::Status Synchronize(Stream stream) {

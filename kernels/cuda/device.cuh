@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 #else
 #include "kernels/cuda/emulator/emulator.h"
+#include "kernels/cuda/emulator/streams.h"
 #endif
 
 #include "kernels/cuda/kernels.h"
@@ -51,8 +52,9 @@ void Launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_byte
   }
   kernel<<<grid, block, shared_bytes, reinterpret_cast<cudaStream_t>(stream)>>>(static_cast<Params>(args)...);
 #else
-  (void)stream;
-  cuda_emulator::RunGrid(grid, block, shared_bytes, [&] { kernel(static_cast<Params>(args)...); });
+  cuda_emulator::Enqueue(stream, [=] {
+    cuda_emulator::RunGrid(grid, block, shared_bytes, [&] { kernel(static_cast<Params>(args)...); });
+  });
 #endif
 }
 

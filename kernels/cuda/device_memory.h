@@ -1,6 +1,8 @@
-// Memory of the device, and waiting for it: the little that host code needs of CUDA's runtime. Two implementations, chosen
-// when linking: cuda_memory.cc (--config=cuda) and emulator/host_memory.cc, where it is a region that
-// host code cannot touch.
+// Memory, streams and events of the device: the little that host code needs of CUDA's runtime. Two implementations,
+// chosen when linking: cuda_memory.cc (--config=cuda) and emulator/host_memory.cc, where memory is a region that host
+// code cannot touch and streams are late as they like.
+//
+// Thread contract: one thread at a time, as for the kernels. Statuses: INTERNAL with CUDA's message but where said.
 #ifndef BATON_KERNELS_CUDA_DEVICE_MEMORY_H_
 #define BATON_KERNELS_CUDA_DEVICE_MEMORY_H_
 
@@ -25,7 +27,7 @@ struct DeviceInfo {
 // UNAVAILABLE when there is none.
 absl::StatusOr<DeviceInfo> DescribeDevice();
 
-// Owns an allocation, 256-byte aligned, uninitialised.
+// Owns an allocation, 256-byte aligned, uninitialised. Its end waits for all that the device was given.
 class DeviceMemory {
  public:
   // RESOURCE_EXHAUSTED when the device has no room, UNAVAILABLE when there is no device.
@@ -48,13 +50,81 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
-// Returns when `from` may be reused; what was launched on the stream before is done first. INTERNAL with CUDA's message.
+// Owns host memory between which and its own the device copies by itself.
+class PinnedMemory {
+ public:
+  // RESOURCE_EXHAUSTED, UNAVAILABLE as above.
+  static absl::StatusOr<PinnedMemory> Allocate(size_t bytes);
+  PinnedMemory() = default;
+  PinnedMemory(PinnedMemory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~PinnedMemory();
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+// The same for memory that exists, whole pages of it. RESOURCE_EXHAUSTED when the system has not so much to give.
+absl::Status PinHostMemory(void* memory, size_t bytes);
+void UnpinHostMemory(void* memory);
+
+// Owns a stream: what is launched on it is done in order, beside the work of other streams. Its end waits for that.
+class OwnedStream {
+ public:
+  static absl::StatusOr<OwnedStream> Create();
+  OwnedStream() = default;
+  OwnedStream(OwnedStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  OwnedStream& operator=(OwnedStream&& other) noexcept {
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~OwnedStream();
+  Stream get() const { return stream_; }
+
+ private:
+  Stream stream_ = nullptr;
+};
+
+// Owns an event: a place in a stream.
+class Event {
+ public:
+  static absl::StatusOr<Event> Create();
+  Event() = default;
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event& operator=(Event&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~Event();
+
+  // The place behind what was launched on the stream so far, instead of the former one.
+  absl::Status Record(Stream stream);
+  // What is launched on the stream from now on waits until that place is reached.
+  absl::Status HoldBack(Stream stream) const;
+  // Whether it is reached (or none was ever recorded).
+  absl::StatusOr<bool> Done() const;
+  absl::Status Wait() const;
+
+ private:
+  void* event_ = nullptr;
+};
+
+// What was launched on the stream before is done first. These wait until they are done themselves:
 absl::Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream);
 absl::Status CopyFromDevice(void* to, const void* from, size_t bytes, Stream stream);
+// and these do not; the host's memory must be pinned.
+absl::Status StartCopyToDevice(void* to, const void* from, size_t bytes, Stream stream);
+absl::Status StartCopyFromDevice(void* to, const void* from, size_t bytes, Stream stream);
 absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream);
-// Lets kernels use host memory at its own address. FAILED_PRECONDITION when the device has another address for it.
-absl::Status ShareHostMemory(void* memory, size_t bytes);
-void UnshareHostMemory(void* memory);
+absl::Status ClearDevice(void* to, size_t bytes, Stream stream);  // to zero
 // False: surely memory that a kernel must not be given (the emulator knows its own; CUDA is not asked, and says true).
 bool KernelsMayUse(const void* memory);
 // Waits for all that was launched on the stream. INTERNAL with CUDA's message if any of it, or a launch, failed.

@@ -25,7 +25,17 @@ EngineOptions RandomOptions(std::mt19937_64& rng) {
   return options;
 }
 
-TEST(EngineExactnessTest, BatchedEqualsAlone) {
+// Once with the KV in host memory, once on a device.
+class EngineExactnessTest : public testing::TestWithParam<bool> {
+ protected:
+  static TestEngine NewEngine(const EngineOptions& options, uint64_t seed) {
+    return TestEngine(options, {}, GetParam() ? std::make_unique<fakes::LateDeviceSpace>(seed) : nullptr);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kv, EngineExactnessTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Device" : "Host"; });
+
+TEST_P(EngineExactnessTest, BatchedEqualsAlone) {
   int64_t preemptions = 0;
   int64_t cached = 0;
   int64_t finished = 0;
@@ -33,7 +43,7 @@ TEST(EngineExactnessTest, BatchedEqualsAlone) {
     SCOPED_TRACE(seed);
     std::mt19937_64 rng(seed);
     const EngineOptions options = RandomOptions(rng);
-    TestEngine engine(options);
+    TestEngine engine = NewEngine(options, seed);
     std::vector<Open> open;
     int to_submit = 12;
     for (int step = 0; to_submit > 0 || !engine.core->Quiet(); ++step) {
@@ -81,14 +91,14 @@ void CopyBlocks(const kvcache::BlockLease& from, const kvcache::BlockLease& to) 
   }
 }
 
-TEST(EngineExactnessTest, HandOverEqualsOneEngine) {
+TEST_P(EngineExactnessTest, HandOverEqualsOneEngine) {
   int64_t handed_over = 0;
   int64_t preemptions = 0;
   for (uint64_t seed = 100; seed < 140; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 rng(seed);
-    TestEngine prefill(RandomOptions(rng));
-    TestEngine decode(RandomOptions(rng));
+    TestEngine prefill = NewEngine(RandomOptions(rng), seed);
+    TestEngine decode = NewEngine(RandomOptions(rng), seed + 1);
     struct Item {
       Request request;
       std::shared_ptr<RecordingSink> prefill, decode;
@@ -174,12 +184,12 @@ class ResumedSink : public RequestSink {
 
 // A worker died after any number of tokens, another one of each choice: whoever is given what the client has goes on
 // with the tokens that the first one would have sent, with penalties, seeds and choices, in little memory.
-TEST(EngineExactnessTest, ResumedAnywhereGivesTheSameAnswer) {
+TEST_P(EngineExactnessTest, ResumedAnywhereGivesTheSameAnswer) {
   int resumed = 0, preemptions = 0, finished_choices = 0;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     std::mt19937_64 rng(seed);
-    TestEngine prefill(RandomOptions(rng));
-    TestEngine decode(RandomOptions(rng));
+    TestEngine prefill = NewEngine(RandomOptions(rng), seed);
+    TestEngine decode = NewEngine(RandomOptions(rng), seed + 1);
     struct Item {
       Request request;
       Answer whole;
@@ -254,7 +264,7 @@ TEST(EngineExactnessTest, ResumedAnywhereGivesTheSameAnswer) {
   EXPECT_GT(preemptions, 20);
 }
 
-TEST(EngineExactnessTest, ResumingWhatCannotBeIsSaid) {
+TEST_P(EngineExactnessTest, ResumingWhatCannotBeIsSaid) {
   TestEngine engine(Roomy());
   Request request;
   request.request_id = "r";
@@ -282,14 +292,14 @@ TEST(EngineExactnessTest, ResumingWhatCannotBeIsSaid) {
 }
 
 // The oracle notices: one changed bit in a handed-over block changes the answer.
-TEST(EngineExactnessTest, CorruptedBlockShows) {
+TEST_P(EngineExactnessTest, CorruptedBlockShows) {
   std::mt19937_64 rng(7);
   Request request = RandomRequest(rng, "r", 101, 40, 24, 1);
   request.sampling = SamplingParams{};
   request.sampling.max_tokens = 24;
   request.sampling.ignore_eos = true;
-  TestEngine prefill(Roomy());
-  TestEngine decode(Roomy());
+  TestEngine prefill = NewEngine(Roomy(), 1);
+  TestEngine decode = NewEngine(Roomy(), 2);
   auto first = prefill.Submit(request, Mode::kPrefill);
   prefill.RunDry();
   kvcache::BlockLease room;
@@ -307,7 +317,7 @@ TEST(EngineExactnessTest, CorruptedBlockShows) {
   EXPECT_NE(ids, alone.token_ids.at(0));
 }
 
-TEST(EngineExactnessTest, ChoiceDoesNotDependOnN) {
+TEST_P(EngineExactnessTest, ChoiceDoesNotDependOnN) {
   std::mt19937_64 rng(3);
   for (int round = 0; round < 20; ++round) {
     Request request = RandomRequest(rng, "r", 101, 30, 20, 1);
@@ -324,7 +334,7 @@ TEST(EngineExactnessTest, ChoiceDoesNotDependOnN) {
 }
 
 // A worker that computes prompts goes on where another one died: with the tokens that the client has.
-TEST(EngineExactnessTest, SubmitGoesOnBehindWhatTheClientHas) {
+TEST_P(EngineExactnessTest, SubmitGoesOnBehindWhatTheClientHas) {
   std::mt19937_64 rng(77);
   for (int i = 0; i < 60; ++i) {
     Request request = RandomRequest(rng, "r", 101, 30, 20, 3);
@@ -347,7 +357,7 @@ TEST(EngineExactnessTest, SubmitGoesOnBehindWhatTheClientHas) {
       if (had > 1) want.token_ids[c].erase(want.token_ids[c].begin() + 1, want.token_ids[c].begin() + static_cast<ptrdiff_t>(had));
     }
     if (!any_open) continue;
-    TestEngine engine(Roomy());
+    TestEngine engine = NewEngine(Roomy(), static_cast<uint64_t>(i));
     struct Sink : RequestSink {
       void OnToken(const SampledToken& token) override {
         answer.token_ids[token.choice_index].push_back(token.token_id);
@@ -376,7 +386,7 @@ TEST(EngineExactnessTest, SubmitGoesOnBehindWhatTheClientHas) {
   }
 }
 
-TEST(EngineExactnessTest, SubmitRefusesToGoOnBehindAnotherFirstToken) {
+TEST_P(EngineExactnessTest, SubmitRefusesToGoOnBehindAnotherFirstToken) {
   std::mt19937_64 rng(78);
   Request request = RandomRequest(rng, "r", 101, 30, 20, 1);
   request.sampling.max_tokens = 8;

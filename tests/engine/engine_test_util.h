@@ -16,6 +16,7 @@
 #include "engine/engine_core.h"
 #include "engine/request.h"
 #include "tests/fakes/hash_model.h"
+#include "tests/fakes/late_device_space.h"
 
 namespace baton::engine {
 
@@ -102,10 +103,13 @@ inline Request RandomRequest(std::mt19937_64& rng, const std::string& id, int vo
   return request;
 }
 
-// A core with its own model and a clock that stands still.
+// A core with its own model and a clock that stands still; with a device, its KV is there.
 struct TestEngine {
-  explicit TestEngine(EngineOptions options, fakes::HashModel::Options model_options = {}) {
+  explicit TestEngine(EngineOptions options, fakes::HashModel::Options model_options = {},
+                      std::unique_ptr<fakes::LateDeviceSpace> kv_device = nullptr)
+      : device(std::move(kv_device)) {
     model_options.num_blocks = options.num_blocks;
+    model_options.device = device.get();
     model = std::make_unique<fakes::HashModel>(model_options);
     auto created = EngineCore::Create(options, model.get(), &clock);
     EXPECT_TRUE(created.ok()) << created.status();
@@ -146,6 +150,7 @@ struct TestEngine {
     EXPECT_EQ(core->pool()->ledger().free, ledger.total);
   }
 
+  std::unique_ptr<fakes::LateDeviceSpace> device;
   SimulatedClock clock;
   std::unique_ptr<fakes::HashModel> model;
   std::unique_ptr<EngineCore> core;

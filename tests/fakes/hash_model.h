@@ -27,12 +27,14 @@ class HashModel : public model::ModelRunner {
     int head_dim = 4;
     int64_t num_blocks = 0;     // of the pool, to check block ids; 0: not checked
     int64_t nan_position = -1;  // logits after this position are not finite
+    kernels::DeviceSpace* device = nullptr;  // where the KV is; memory that the host can read all the same
   };
   explicit HashModel(const Options& options) : options_(options) {}
 
   int vocab_size() const override { return options_.vocab_size; }
   int max_context() const override { return options_.max_context; }
   kernels::KvLayout KvLayoutFor(kernels::DType dtype, int block_size) const override;
+  kernels::DeviceSpace* device() const override { return options_.device; }
   void Forward(const model::ForwardBatch& batch, const kernels::KvView& kv, std::span<float> logits) override;
 
   int64_t num_steps() const { return num_steps_; }

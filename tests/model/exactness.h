@@ -36,7 +36,7 @@ inline std::vector<int32_t> RandomIds(int n, int vocab, uint64_t seed) {
 
 // All positions in one pass, alone.
 inline Logits WholePrompt(Transformer* model, const std::vector<int32_t>& ids, kernels::DType kv_dtype) {
-  TestKvPool pool(model->KvLayoutFor(kv_dtype, 16), static_cast<int>(ids.size()) / 16 + 1);
+  TestKvPool pool(model->KvLayoutFor(kv_dtype, 16), static_cast<int>(ids.size()) / 16 + 1, model->device());
   TestSequence sequence{.token_ids = ids};
   Step(model, &pool, {{&sequence, static_cast<int>(ids.size())}});
   return sequence.logits;
@@ -52,14 +52,14 @@ inline void ExpectExact(Transformer* model, kernels::DType kv_dtype, int num_tok
     for (float logit : row) ASSERT_TRUE(std::isfinite(logit));
   }
   for (int chunk : chunks) {
-    TestKvPool pool(model->KvLayoutFor(kv_dtype, chunk % 2 == 0 ? 16 : 32), num_tokens / 16 + 2);
+    TestKvPool pool(model->KvLayoutFor(kv_dtype, chunk % 2 == 0 ? 16 : 32), num_tokens / 16 + 2, model->device());
     TestSequence sequence{.token_ids = ids};
     while (sequence.num_computed < num_tokens) {
       Step(model, &pool, {{&sequence, std::min(chunk, num_tokens - sequence.num_computed)}});
     }
     ExpectSameBits(want, sequence.logits, absl::StrCat("chunks of ", chunk));
   }
-  TestKvPool pool(model->KvLayoutFor(kv_dtype, 16), 8 * (num_tokens / 16 + 2));
+  TestKvPool pool(model->KvLayoutFor(kv_dtype, 16), 8 * (num_tokens / 16 + 2), model->device());
   TestSequence sequence{.token_ids = ids};
   TestSequence before{.token_ids = RandomIds(num_tokens, vocab, 2)};
   TestSequence after{.token_ids = RandomIds(num_tokens, vocab, 3)};

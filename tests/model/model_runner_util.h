@@ -13,15 +13,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
+#include "kernels/device_space.h"
 #include "model/gguf.h"
 #include "model/transformer.h"
 
 namespace baton::model {
 
-// KV blocks that are only ever handed out; every second one first, so that no sequence's blocks are neighbours.
+// KV blocks that are only ever handed out; every second one first, so that no sequence's blocks are neighbours. In a
+// device's memory, if there is one.
 class TestKvPool {
  public:
-  TestKvPool(const kernels::KvLayout& layout, int num_blocks)
+  TestKvPool(const kernels::KvLayout& layout, int num_blocks, kernels::DeviceSpace* device = nullptr)
       : memory_(static_cast<std::byte*>(
             std::aligned_alloc(64, (static_cast<size_t>(num_blocks) * layout.block_bytes() + 63) / 64 * 64))),
         view_{memory_.get(), layout} {
@@ -30,7 +32,12 @@ class TestKvPool {
     }
     for (int b = 0; b < num_blocks; b += 2) free_.push_back(b);
     // Garbage, as after another request: NaN when read as a float of any width.
-    std::fill_n(memory_.get(), static_cast<size_t>(num_blocks) * layout.block_bytes(), std::byte{0xff});
+    const size_t bytes = static_cast<size_t>(num_blocks) * layout.block_bytes();
+    std::fill_n(memory_.get(), bytes, std::byte{0xff});
+    if (device == nullptr) return;
+    device_memory_ = kernels::DeviceArray::Allocate(device, bytes).value();
+    device->Upload(device_memory_.data(), memory_.get(), bytes);
+    view_.base = static_cast<std::byte*>(device_memory_.data());
   }
   const kernels::KvView& view() const { return view_; }
   int32_t Take() {
@@ -45,6 +52,7 @@ class TestKvPool {
     void operator()(std::byte* p) const { std::free(p); }
   };
   std::unique_ptr<std::byte, Free> memory_;
+  kernels::DeviceArray device_memory_;
   kernels::KvView view_;
   std::vector<int32_t> free_;
 };

@@ -7,7 +7,7 @@
 // What CUDA leaves undefined ends the process with a message: threads waiting at different barriers, an ended lane in a
 // warp operation, grids or blocks too large.
 //
-// Not emulated: tensor cores, asynchronous copies, streams (a launch returns when it is done), memory ordering of
+// Streams are in streams.h. Not emulated: tensor cores, copies inside kernels that do not wait, memory ordering of
 // threads that run at the same time, timing.
 #ifndef BATON_KERNELS_CUDA_EMULATOR_EMULATOR_H_
 #define BATON_KERNELS_CUDA_EMULATOR_EMULATOR_H_

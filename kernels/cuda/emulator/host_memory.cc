@@ -1,12 +1,16 @@
-// device_memory.h where the device is the emulator: one region of this process that nobody can touch but kernels while they
-// run, and the copies here. So host code that forgot a copy ends by a signal, as it would on a GPU; kernels that were given
-// other memory are found by KernelsMayUse.
+// device_memory.h where the device is the emulator: one region of this process that nobody can touch but kernels while
+// they run, and the copies here. So host code that forgot a copy ends by a signal, as it would on a GPU; kernels that
+// were given other memory are found by KernelsMayUse, and copies beside the host from memory that is not pinned end the
+// process.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <utility>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -19,9 +23,15 @@
 #include "common/mutex.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/emulator/emulator.h"
+#include "kernels/cuda/emulator/streams.h"
 
 namespace baton::kernels::cuda {
 namespace {
+
+[[noreturn]] void Die(const char* what) {
+  std::fprintf(stderr, "%s\n", what);
+  std::abort();
+}
 
 constexpr size_t kReserved = size_t{4} << 30;  // of addresses
 constexpr size_t kAlignment = 256;             // also what lies between two allocations, poisoned under the sanitizer
@@ -90,10 +100,6 @@ class Arena {
   void Protect(int protection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (top_ > 0 && mprotect(base_, top_, protection) != 0) Die("the emulated device's memory cannot be protected");
   }
-  [[noreturn]] static void Die(const char* what) {
-    std::fprintf(stderr, "%s\n", what);
-    std::abort();
-  }
 
   std::byte* base_ = nullptr;
   Mutex mu_;
@@ -102,13 +108,56 @@ class Arena {
   int open_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-absl::Status Copy(void* to, const void* from, size_t bytes) {
+// Host memory that is pinned: begin, end.
+class PinnedRanges {
+ public:
+  static PinnedRanges& Get() {
+    static auto* const ranges = new PinnedRanges();
+    return *ranges;
+  }
+  void Add(const void* memory, size_t bytes) {
+    MutexLock lock(&mu_);
+    ranges_[Address(memory)] = Address(memory) + bytes;
+  }
+  void Remove(const void* memory) {
+    MutexLock lock(&mu_);
+    if (ranges_.erase(Address(memory)) == 0) Die("memory that is not pinned is unpinned");
+  }
+  void RequireHas(const void* memory, size_t bytes) {
+    MutexLock lock(&mu_);
+    const auto after = ranges_.upper_bound(Address(memory));
+    if (after == ranges_.begin() || std::prev(after)->second < Address(memory) + bytes) {
+      Die("a copy beside the host needs pinned memory");
+    }
+  }
+
+ private:
+  static uintptr_t Address(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
+  Mutex mu_;
+  std::map<uintptr_t, uintptr_t> ranges_ ABSL_GUARDED_BY(mu_);
+};
+
+absl::Status StartCopy(void* to, const void* from, size_t bytes, Stream stream) {
   if (bytes == 0) return absl::OkStatus();
-  Arena::Get().Open();
-  std::memcpy(to, from, bytes);
-  Arena::Get().Close();
+  cuda_emulator::Enqueue(stream, [=] {
+    Arena::Get().Open();
+    std::memcpy(to, from, bytes);
+    Arena::Get().Close();
+  });
   return absl::OkStatus();
 }
+
+absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) {
+  const absl::Status status = StartCopy(to, from, bytes, stream);
+  return status.ok() ? Synchronize(stream) : status;
+}
+
+// What Event::event_ points to. A place that is not reached says so once, so that its owner meets that case.
+struct Place {
+  cuda_emulator::Mark mark;
+  bool asked = false;
+};
+Place* PlaceOf(void* event) { return static_cast<Place*>(event); }
 
 }  // namespace
 
@@ -122,16 +171,97 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   return memory;
 }
 
-DeviceMemory::~DeviceMemory() { Arena::Get().Free(data_); }
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) cuda_emulator::RunAll();
+  Arena::Get().Free(data_);
+}
 
-absl::Status CopyToDevice(void* to, const void* from, size_t bytes, Stream) { return Copy(to, from, bytes); }
-absl::Status CopyFromDevice(void* to, const void* from, size_t bytes, Stream) { return Copy(to, from, bytes); }
-absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream) { return Copy(to, from, bytes); }
-absl::Status Synchronize(Stream) { return absl::OkStatus(); }
+absl::StatusOr<PinnedMemory> PinnedMemory::Allocate(size_t bytes) {
+  constexpr size_t kPage = 4096;
+  PinnedMemory memory;
+  memory.data_ = std::aligned_alloc(kPage, std::max(kPage, (bytes + kPage - 1) / kPage * kPage));
+  if (memory.data_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
+  memory.bytes_ = bytes;
+  PinnedRanges::Get().Add(memory.data_, bytes);
+  return memory;
+}
 
-// Ordinary memory: kernels here can use it anyway.
-absl::Status ShareHostMemory(void*, size_t) { return absl::OkStatus(); }
-void UnshareHostMemory(void*) {}
+PinnedMemory::~PinnedMemory() {
+  if (data_ == nullptr) return;
+  PinnedRanges::Get().Remove(data_);
+  std::free(data_);
+}
+
+absl::Status PinHostMemory(void* memory, size_t bytes) {
+  PinnedRanges::Get().Add(memory, bytes);
+  return absl::OkStatus();
+}
+void UnpinHostMemory(void* memory) { PinnedRanges::Get().Remove(memory); }
+
+absl::StatusOr<OwnedStream> OwnedStream::Create() {
+  OwnedStream stream;
+  stream.stream_ = cuda_emulator::NewStream();
+  return stream;
+}
+OwnedStream::~OwnedStream() {
+  if (stream_ != nullptr) cuda_emulator::DeleteStream(stream_);
+}
+
+absl::StatusOr<Event> Event::Create() {
+  Event event;
+  event.event_ = new Place();
+  return event;
+}
+Event::~Event() { delete PlaceOf(event_); }
+
+absl::Status Event::Record(Stream stream) {
+  *PlaceOf(event_) = {cuda_emulator::MarkOf(stream)};
+  return absl::OkStatus();
+}
+absl::Status Event::HoldBack(Stream stream) const {
+  cuda_emulator::Enqueue(stream, [mark = PlaceOf(event_)->mark] { cuda_emulator::RunTo(mark); });
+  return absl::OkStatus();
+}
+absl::StatusOr<bool> Event::Done() const {
+  Place* const place = PlaceOf(event_);
+  if (!cuda_emulator::Passed(place->mark) && !std::exchange(place->asked, true)) return false;
+  cuda_emulator::RunTo(place->mark);
+  return true;
+}
+absl::Status Event::Wait() const {
+  cuda_emulator::RunTo(PlaceOf(event_)->mark);
+  return absl::OkStatus();
+}
+
+absl::Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  return Copy(to, from, bytes, stream);
+}
+absl::Status CopyFromDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  return Copy(to, from, bytes, stream);
+}
+absl::Status StartCopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes > 0) PinnedRanges::Get().RequireHas(from, bytes);
+  return StartCopy(to, from, bytes, stream);
+}
+absl::Status StartCopyFromDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes > 0) PinnedRanges::Get().RequireHas(to, bytes);
+  return StartCopy(to, from, bytes, stream);
+}
+absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  return StartCopy(to, from, bytes, stream);
+}
+absl::Status ClearDevice(void* to, size_t bytes, Stream stream) {
+  cuda_emulator::Enqueue(stream, [=] {
+    Arena::Get().Open();
+    std::memset(to, 0, bytes);
+    Arena::Get().Close();
+  });
+  return absl::OkStatus();
+}
+absl::Status Synchronize(Stream stream) {
+  cuda_emulator::RunTo(cuda_emulator::MarkOf(stream));
+  return absl::OkStatus();
+}
 
 bool KernelsMayUse(const void* memory) { return memory == nullptr || Arena::Get().Has(memory); }
 
