@@ -69,6 +69,10 @@ class KvBlocksTest : public testing::Test {
     for (int i = 0; i < kRequests; ++i) {
       requests_.push_back(RandomRequest(rng, "r" + std::to_string(i), kVocab, 30, kMaxOutput, 3));
       requests_.back().tenant = "t";
+      SamplingParams& sampling = requests_.back().sampling;
+      sampling.max_tokens = kMaxOutput;
+      sampling.ignore_eos = true;
+      sampling.stop_token_ids.clear();
       std::vector<int32_t>& prompt = requests_.back().prompt_token_ids;
       for (size_t k = 0; k < std::min<size_t>(prompt.size(), 10); ++k) prompt[k] = static_cast<int32_t>(k * 7 + 3);
       ModelEngine alone(cpu_.transformer.get(), 64, 64);
