@@ -5,12 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cli/command.h"
 #include "cli/doctor.h"
 #include "cli/output.h"
 #include "cli/remote_generator.h"
 #include "cli/settings.h"
+#include "common/rpc/certificate_files.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server.h"
 #include "proto/cluster.grpc.pb.h"
@@ -65,6 +67,22 @@ void AddPorts(const v1::Config& config, Findings* findings) {
   }
 }
 
+// The files that a router on this machine would show.
+void AddHttps(const v1::Config& config, Findings* findings) {
+  if (!config.has_http_tls_cert()) return;
+  const absl::StatusOr<rpc::CertificatePair> pair = rpc::ReadCertificatePair(config.http_tls_cert(), config.http_tls_key());
+  if (!pair.ok()) {
+    findings->push_back({"HTTPS", Health::kBad, std::string(pair.status().message()), "set http_tls_cert and http_tls_key"});
+    return;
+  }
+  const absl::Duration left = pair->info.not_after - absl::Now();
+  const bool soon = left < rpc::kCertificateEndsSoon;
+  findings->push_back({"HTTPS", soon ? Health::kAdvice : Health::kGood,
+                       absl::StrFormat("https://%s, the certificate names %s and is valid for %d more days", config.http(),
+                                       absl::StrJoin(pair->info.dns_names, ", "), left / absl::Hours(24)),
+                       soon ? "put a new certificate in its place" : ""});
+}
+
 void AddCluster(const v1::Config& config, const DoctorFlags& flags, Findings* findings) {
   const std::string& address = config.router();
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> opened = RouterChannel(config);
@@ -117,6 +135,7 @@ int RunDoctor(const DoctorFlags& flags, const Invocation& invocation) {
   findings.push_back(CrossMemoryAttach());  // forks: before gRPC has threads
   const Findings machine = MachineFindings(settings->config);
   findings.insert(findings.end(), machine.begin(), machine.end());
+  AddHttps(settings->config, &findings);
   AddCluster(settings->config, flags, &findings);
   if (out.json()) {
     out.Json(FindingsToJson(findings));

@@ -239,21 +239,22 @@ void Supervisor::AnnounceReady() {
   std::string next = "baton complete \"Hello\"";
   if (router.address != "127.0.0.1:50051")
     next = absl::StrCat("baton complete --router ", router.address, " \"Hello\"");
+  const std::string openai = absl::StrCat(options_.http_scheme, "://", router.http);
   int counts[2] = {0, 0};
   for (const Process& p : processes_) {
     if (p.spec.role != "router") ++counts[p.spec.role == "decode"];
   }
-  Say(absl::StrCat(out_.Paint(Style::kGreen, "ready:"), " gRPC ", router.address, ", HTTP http://", router.http, ", ",
+  Say(absl::StrCat(out_.Paint(Style::kGreen, "ready:"), " gRPC ", router.address, ", HTTP ", openai, ", ",
                    counts[0], " prefill and ", counts[1], " decode, ", options_.model, ", in ",
                    absl::ToInt64Milliseconds(absl::Now() - started_), " ms. Try: ", next));
-  Say(absl::StrCat("OpenAI API at http://", router.http, "/v1, such as: curl http://", router.http,
+  Say(absl::StrCat("OpenAI API at ", openai, "/v1, such as: curl ", openai,
                    "/v1/chat/completions -H 'Content-Type: application/json' "
                    "-d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'"));
   if (!out_.json()) return;
   // The router's own address is the only "listen" of the line, so that a shell script finds it without a JSON parser.
   Json line = {
       {"event", "ready"},  {"listen", router.address},          {"http", router.http},      {"model", options_.model},
-      {"openai", absl::StrCat("http://", router.http, "/v1")},
+      {"openai", absl::StrCat(openai, "/v1")},
       {"pid", ::getpid()}, {"router_pid", router.child->pid()}, {"workers", Json::array()}, {"next", next}};
   for (const Process& p : processes_) {
     if (p.spec.role == "router") continue;

@@ -34,6 +34,7 @@ struct ProcessSpec {
 
 struct SupervisorOptions {
   std::string model;  // for messages
+  std::string http_scheme = "http";  // of the router's HTTP port
   absl::Duration drain_timeout = absl::Seconds(30);
   // A worker of a role; null: the cluster keeps its size.
   std::function<ProcessSpec(const std::string& role, const std::string& name)> make_worker;

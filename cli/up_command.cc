@@ -204,6 +204,7 @@ int RunUp(const UpFlags& flags, const Invocation& invocation) {
   ::signal(SIGPIPE, SIG_IGN);  // nobody listens any more: the cluster serves on
   SupervisorOptions options;
   options.model = fs::path(config.model()).filename().string();
+  if (config.has_http_tls_cert()) options.http_scheme = "https";
   options.drain_timeout = absl::Milliseconds(config.drain_timeout_ms());
   Specs specs = MakeSpecs(*loaded, *programs, key_path);
   options.make_worker = std::move(specs.make_worker);

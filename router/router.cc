@@ -127,6 +127,12 @@ absl::Status Router::OpenHttp() {
   options.listen = config_.http();
   options.threads = kHttpThreads;
   options.max_connections = static_cast<int>(config_.http_max_connections());
+  if (config_.has_http_tls_cert() != config_.has_http_tls_key()) {
+    return absl::InvalidArgumentError("of http_tls_cert and http_tls_key only one is set; HTTPS needs both");
+  }
+  if (config_.has_http_tls_cert()) {
+    options.tls = rpc::HttpTlsFiles{config_.http_tls_cert(), config_.http_tls_key(), absl::Seconds(config_.tls_reload_s())};
+  }
   http_ = std::make_unique<rpc::HttpServer>(options);
   rpc::AddStandardHandlers(
       http_.get(), [this] { return metrics_->Expose(); },

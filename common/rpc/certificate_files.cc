@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/logging.h"
 
 namespace baton::rpc {
 namespace {
@@ -101,17 +102,12 @@ absl::Status VerifyChain(X509* leaf, BIO* rest, const std::string& ca_text, cons
 
 }  // namespace
 
-absl::StatusOr<CertificateInfo> CheckCertificateFiles(const std::string& cert, const std::string& key,
-                                                      const std::string& ca) {
+absl::StatusOr<CertificatePair> ReadCertificatePair(const std::string& cert, const std::string& key) {
   absl::StatusOr<std::string> cert_text = ReadPem("certificate", cert);
   if (!cert_text.ok()) return cert_text.status();
   absl::StatusOr<std::string> key_text = ReadPem("key", key);
   if (!key_text.ok()) return key_text.status();
-  absl::StatusOr<std::string> ca_text = ReadPem("authority's certificate", ca);
-  if (!ca_text.ok()) return ca_text.status();
-
-  Owned<BIO> cert_bio = Memory(*cert_text);
-  Owned<X509> leaf = NextCertificate(cert_bio.get());
+  const Owned<X509> leaf = NextCertificate(Memory(*cert_text).get());
   if (leaf == nullptr) return NotPem("certificate", cert);
   // The empty password keeps OpenSSL from asking on the terminal for that of an encrypted key.
   Owned<EVP_PKEY> pkey(PEM_read_bio_PrivateKey(Memory(*key_text).get(), nullptr, nullptr, const_cast<char*>("")));
@@ -121,8 +117,34 @@ absl::StatusOr<CertificateInfo> CheckCertificateFiles(const std::string& cert, c
     return absl::FailedPreconditionError(
         absl::StrCat("the key ", key, " does not belong to the certificate ", cert, "; give the pair that was made together"));
   }
-  if (absl::Status s = VerifyChain(leaf.get(), cert_bio.get(), *ca_text, cert, ca); !s.ok()) return s;
-  return CertificateInfo{DnsNames(leaf.get()), NotAfter(leaf.get())};
+  if (X509_cmp_current_time(X509_get0_notBefore(leaf.get())) > 0) {
+    return absl::FailedPreconditionError(absl::StrCat("the certificate ", cert, " is not valid yet; is the clock right?"));
+  }
+  const absl::Time end = NotAfter(leaf.get());
+  if (end < absl::Now()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the certificate ", cert, " has expired (", absl::FormatTime(end, absl::UTCTimeZone()), "); renew it"));
+  }
+  return CertificatePair{*std::move(cert_text), *std::move(key_text), {DnsNames(leaf.get()), end}};
+}
+
+absl::StatusOr<CertificateInfo> CheckCertificateFiles(const std::string& cert, const std::string& key,
+                                                      const std::string& ca) {
+  absl::StatusOr<CertificatePair> pair = ReadCertificatePair(cert, key);
+  if (!pair.ok()) return pair.status();
+  absl::StatusOr<std::string> ca_text = ReadPem("authority's certificate", ca);
+  if (!ca_text.ok()) return ca_text.status();
+  Owned<BIO> bio = Memory(pair->cert);
+  Owned<X509> leaf = NextCertificate(bio.get());
+  if (absl::Status s = VerifyChain(leaf.get(), bio.get(), *ca_text, cert, ca); !s.ok()) return s;
+  return pair->info;
+}
+
+void WarnBeforeItEnds(const CertificateInfo& info, const std::string& cert, absl::string_view renew) {
+  const absl::Duration left = info.not_after - absl::Now();
+  if (left >= kCertificateEndsSoon) return;
+  LogWarn(absl::StrCat("the certificate ends soon; ", renew),
+          {{"certificate", cert}, {"hours_left", absl::ToInt64Hours(left)}});
 }
 
 }  // namespace baton::rpc

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/logging.h"
 #include "common/rpc/http_session.h"
+#include "common/rpc/http_tls.h"
 #include "common/rpc/server.h"
 
 namespace baton::rpc {
@@ -51,6 +52,7 @@ class HttpServer::Impl {
   asio::io_context context;
   Tcp::acceptor acceptor;
   asio::steady_timer pause;
+  std::unique_ptr<HttpTls> tls;  // null: plain HTTP; once it accepts, on the acceptor's strand
   std::vector<std::thread> threads;
   std::string address;
   int port = 0;
@@ -95,7 +97,8 @@ void HttpServer::Impl::OnConnection(Tcp::socket socket) {
   beast::error_code ec;
   const asio::ip::address peer = socket.remote_endpoint(ec).address();
   const asio::any_io_executor executor = socket.get_executor();
-  auto session = std::make_shared<HttpSession>(sessions, std::move(socket), peer.to_string());
+  auto session = std::make_shared<HttpSession>(sessions, std::move(socket), peer.to_string(),
+                                               tls == nullptr ? nullptr : tls->Current());
   bool too_many, too_many_of_one;
   {
     MutexLock lock(&sessions->mu);
@@ -181,6 +184,11 @@ void HttpServer::HandleAsync(const std::string& method, const std::string& path,
 }
 
 absl::Status HttpServer::Start() {
+  if (impl_->options.tls.has_value()) {
+    absl::StatusOr<std::unique_ptr<HttpTls>> tls = HttpTls::Load(*impl_->options.tls);
+    if (!tls.ok()) return tls.status();
+    impl_->tls = *std::move(tls);
+  }
   if (absl::Status s = impl_->Listen(); !s.ok()) return s;
   impl_->Accept();
   for (int i = 0; i < std::max(impl_->options.threads, 1); ++i) {

@@ -1,4 +1,4 @@
-// An asynchronous HTTP/1.1 server: /metrics and /health of every process, and the router's HTTP door.
+// An asynchronous HTTP/1.1 server, plain or over TLS: /metrics and /health of every process, and the router's HTTP door.
 //
 // Everything a stranger can make grow is bounded: connections, headers, bodies (one and all together), the time for
 // each step, and what waits for a slow reader. A request whose framing could be read in two ways is refused.
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -15,6 +16,13 @@
 #include "common/rpc/http_message.h"
 
 namespace baton::rpc {
+
+// Paths of PEM files.
+struct HttpTlsFiles {
+  std::string cert;  // the chain, the server's own first
+  std::string key;
+  absl::Duration reload = absl::Seconds(60);  // between looks at whether they changed, which a new connection causes
+};
 
 struct HttpServerOptions {
   std::string listen = "127.0.0.1:0";
@@ -25,10 +33,11 @@ struct HttpServerOptions {
   size_t max_buffered_bytes = 1 << 20;      // of a stream that its client does not read fast enough
   int max_connections = 256;
   int max_connections_per_address = 256;              // loopback is exempt: a proxy or many local clients
-  absl::Duration header_timeout = absl::Seconds(10);  // for a request's header to arrive, once its first byte has
+  absl::Duration header_timeout = absl::Seconds(10);  // for a TLS handshake; for a header, once its first byte is there
   absl::Duration body_timeout = absl::Seconds(60);    // and for its body
   absl::Duration idle_timeout = absl::Seconds(120);   // between two requests of a connection
   absl::Duration write_timeout = absl::Seconds(30);   // in which the client reads nothing
+  std::optional<HttpTlsFiles> tls;                    // HTTPS alone; plain HTTP is told so
 };
 
 // Thread contract: Handle and HandleAsync before Start; the rest is thread-safe. Handlers run on the server's threads
@@ -47,7 +56,7 @@ class HttpServer {
   void Handle(const std::string& method, const std::string& path, Handler handler);
   void HandleAsync(const std::string& method, const std::string& path, AsyncHandler handler);
 
-  // Errors as Server::Start.
+  // Errors as Server::Start, and of the TLS files as ReadCertificatePair.
   absl::Status Start();
   const std::string& address() const;
   int port() const;

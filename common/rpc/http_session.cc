@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kReadBytes = 16 << 10;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
+constexpr uint8_t kTlsHandshake = 22;  // the first byte of a TLS connection, and of no HTTP request
 
 std::string ToString(beast::string_view s) { return std::string(s.data(), s.size()); }
 
@@ -54,12 +55,14 @@ class HandlerExchange final : public HttpExchange {
 
 }  // namespace
 
-HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions, Socket socket, std::string address)
+HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions, Socket socket, std::string address,
+                         std::shared_ptr<TlsContext> tls)
     : sessions_(std::move(sessions)),
       options_(sessions_->options),
       address_(std::move(address)),
-      socket_(std::move(socket)),
-      timer_(socket_.get_executor()),
+      tls_(std::move(tls)),
+      stream_(std::move(socket)),
+      timer_(stream_.get_executor()),
       // A chunk's header or a trailer may be longer than a request's header only by what one read brings.
       buffer_(options_.max_header_bytes + 2 * kReadBytes) {
   MutexLock lock(&sessions_->mu);
@@ -71,14 +74,39 @@ HttpSession::~HttpSession() { Close(); }
 
 void HttpSession::Start() {
   beast::error_code ignored;
-  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);  // a token must not wait for the next
-  ReadNext();
+  stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);  // a token must not wait for the next
+  if (tls_ == nullptr) return ReadNext();
+  stream_.socket().non_blocking(true, ignored);
+  SetDeadline(options_.header_timeout);
+  WaitForHello();
 }
 
-void HttpSession::Refuse(absl::string_view why) { Reject(503, "UNAVAILABLE", why); }
+// Whoever begins otherwise has most likely written http://, and is told so in the language that it speaks.
+void HttpSession::WaitForHello() {
+  stream_.socket().async_wait(Socket::wait_read, [self = shared_from_this()](ErrorCode ec) {
+    if (self->state_ == State::kClosed) return;
+    uint8_t first = 0;
+    if (!ec) self->stream_.socket().receive(asio::buffer(&first, 1), Socket::message_peek, ec);
+    if (ec == asio::error::would_block) return self->WaitForHello();
+    if (ec) return self->Close();
+    if (first != kTlsHandshake) {
+      return self->Reject(400, "INVALID_ARGUMENT", "this port speaks HTTPS: write https:// instead of http://");
+    }
+    self->stream_.Secure(std::exchange(self->tls_, nullptr), [self](ErrorCode failed) {
+      if (self->state_ == State::kClosed) return;
+      if (failed) return self->Close();
+      self->ReadNext();
+    });
+  });
+}
+
+void HttpSession::Refuse(absl::string_view why) {
+  if (tls_ != nullptr) return Close();
+  Reject(503, "UNAVAILABLE", why);
+}
 
 void HttpSession::Drain(bool unused_too) {
-  asio::post(socket_.get_executor(), [self = shared_from_this(), unused_too] {
+  asio::post(stream_.get_executor(), [self = shared_from_this(), unused_too] {
     if (self->state_ == State::kIdle && (self->used_ || unused_too)) self->Close();
   });
 }
@@ -112,13 +140,10 @@ void HttpSession::ReadNext() {
 // Waits for bytes: of the next request, or, while one is answered, to learn that the client hung up.
 void HttpSession::Fill() {
   filling_ = true;
-  socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](ErrorCode ec, size_t n) {
+  stream_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](ErrorCode ec, size_t n) {
     self->filling_ = false;
     if (self->state_ == State::kClosed) return;
-    if (self->state_ == State::kLingering) {
-      if (ec) return self->Close();
-      return self->Fill();  // uncommitted: dropped
-    }
+    if (self->state_ == State::kLingering) return ec ? self->Close() : self->Discard();
     if (ec) {
       // A client that only closed its sending side still gets an answer that is complete.
       const bool wait = ec == asio::error::eof && self->state_ == State::kAnswering && self->exchange_ != nullptr &&
@@ -139,7 +164,7 @@ void HttpSession::ReadHeader() {
   parser_->header_limit(static_cast<uint32_t>(options_.max_header_bytes));
   parser_->body_limit(options_.max_body_bytes);
   SetDeadline(options_.header_timeout);
-  http::async_read_header(socket_, buffer_, *parser_,
+  http::async_read_header(stream_, buffer_, *parser_,
                           [self = shared_from_this()](ErrorCode ec, size_t) { self->OnHeader(ec); });
 }
 
@@ -182,7 +207,7 @@ bool HttpSession::HeaderIsClear() {
 
 void HttpSession::Continue() {
   static const std::string kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-  asio::async_write(socket_, asio::buffer(kContinue), [self = shared_from_this()](ErrorCode ec, size_t) {
+  asio::async_write(stream_, asio::buffer(kContinue), [self = shared_from_this()](ErrorCode ec, size_t) {
     if (self->state_ == State::kClosed) return;
     if (ec) return self->Close();
     self->ReadBody();
@@ -191,7 +216,7 @@ void HttpSession::Continue() {
 
 void HttpSession::ReadBody() {
   if (parser_->is_done()) return Answer();
-  http::async_read_some(socket_, buffer_, *parser_,
+  http::async_read_some(stream_, buffer_, *parser_,
                         [self = shared_from_this()](ErrorCode ec, size_t) { self->OnBody(ec); });
 }
 
@@ -239,7 +264,7 @@ void HttpSession::Answer() {
       framing, options_.max_buffered_bytes, [sessions = sessions_] { return sessions->draining.load(); },
       [weak] {
         const std::shared_ptr<HttpSession> self = weak.lock();
-        if (self != nullptr) asio::post(self->socket_.get_executor(), [self] { self->Flush(); });
+        if (self != nullptr) asio::post(self->stream_.get_executor(), [self] { self->Flush(); });
       });
   auto exchange = std::make_shared<HandlerExchange>(exchange_, shared_from_this());
   if (buffer_.size() == 0) Fill();
@@ -268,7 +293,7 @@ void HttpSession::Flush() {
 void HttpSession::WriteSome() {
   write_outstanding_ = true;
   SetDeadline(options_.write_timeout);  // of each step: a slow reader is paused, one that stands still is dropped
-  socket_.async_write_some(asio::buffer(writing_.data() + written_, writing_.size() - written_),
+  stream_.async_write_some(asio::buffer(writing_.data() + written_, writing_.size() - written_),
                            [self = shared_from_this()](ErrorCode ec, size_t n) {
                              self->write_outstanding_ = false;
                              if (self->state_ == State::kClosed) return;
@@ -293,12 +318,20 @@ void HttpSession::AnswerDone() {
 
 // Closing while the client still sends would make its system throw our answer away.
 void HttpSession::Linger() {
-  beast::error_code ignored;
-  socket_.shutdown(Socket::shutdown_send, ignored);
   state_ = State::kLingering;
   SetDeadline(kLingerTime);
   buffer_.consume(buffer_.size());
-  if (!filling_) Fill();
+  stream_.EndWriting(shared_from_this());
+  if (!filling_) Discard();
+}
+
+// What still comes is of no interest, nor is what it would be without TLS, which ends when something follows its goodbye.
+void HttpSession::Discard() {
+  stream_.socket().async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](ErrorCode ec, size_t) {
+    if (self->state_ == State::kClosed) return;
+    if (ec) return self->Close();
+    self->Discard();
+  });
 }
 
 void HttpSession::Close() {
@@ -306,7 +339,7 @@ void HttpSession::Close() {
   state_ = State::kClosed;
   ReleaseBody();
   beast::error_code ignored;
-  socket_.close(ignored);
+  stream_.socket().close(ignored);
   timer_.cancel();
   if (exchange_ != nullptr) std::exchange(exchange_, nullptr)->Gone();
   MutexLock lock(&sessions_->mu);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
@@ -16,6 +17,7 @@
 
 #include "common/mutex.h"
 #include "common/rpc/http_server.h"
+#include "common/rpc/http_stream.h"
 
 namespace baton::rpc {
 
@@ -41,15 +43,18 @@ struct HttpSessions {
 // operations and by the exchange of the request being answered.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
-  using Socket = boost::asio::ip::tcp::socket;
+  using Socket = HttpStream::Socket;
+  using TlsContext = boost::asio::ssl::context;
 
-  HttpSession(std::shared_ptr<HttpSessions> sessions, Socket socket, std::string address);
+  // `tls` null: plain HTTP.
+  HttpSession(std::shared_ptr<HttpSessions> sessions, Socket socket, std::string address,
+              std::shared_ptr<TlsContext> tls);
   ~HttpSession();
   HttpSession(const HttpSession&) = delete;
   HttpSession& operator=(const HttpSession&) = delete;
 
   void Start();
-  // For a connection over the limit: answers 503 and closes.
+  // For a connection over the limit: answers 503 and closes. Where that would take a TLS handshake, only closes.
   void Refuse(absl::string_view why);
   // Any thread: closes if idle, else after the answer. One that has not asked anything yet is left alone unless
   // `unused_too`: its first request may be under way.
@@ -61,6 +66,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   static constexpr Clock::time_point kNever = Clock::time_point::max();
   enum class State { kIdle, kReading, kAnswering, kLingering, kClosed };
 
+  void WaitForHello();
   void ReadNext();
   void Fill();
   void ReadHeader();
@@ -76,6 +82,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void WriteSome();
   void AnswerDone();
   void Linger();
+  void Discard();
   void Close();
   void ReleaseBody();
   void SetDeadline(absl::Duration after);
@@ -84,7 +91,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   const std::shared_ptr<HttpSessions> sessions_;
   const HttpServerOptions& options_;
   const std::string address_;
-  Socket socket_;
+  std::shared_ptr<TlsContext> tls_;  // until the handshake
+  HttpStream stream_;
   boost::asio::steady_timer timer_;
   Clock::time_point deadline_ = kNever;
   Clock::time_point armed_until_ = kNever;  // when timer_ fires

@@ -10,8 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
-#include "common/logging.h"
 #include "common/rpc/address.h"
 #include "common/rpc/certificate_files.h"
 
@@ -134,10 +132,7 @@ absl::StatusOr<Security> Security::FromConfig(const v1::Config& config, const Pe
         absl::StrCat("the certificate ", files->cert, " names ", absl::StrJoin(info->dns_names, ", "),
                      "; this process needs one for ", HostOf(own_roles.front()), " (deploy/certs/make_certs.sh)"));
   }
-  if (const absl::Duration left = info->not_after - absl::Now(); left < absl::Hours(7 * 24)) {
-    LogWarn("the certificate ends soon; renew it with deploy/certs/make_certs.sh DIR --renew",
-            {{"certificate", files->cert}, {"hours_left", absl::ToInt64Hours(left)}});
-  }
+  WarnBeforeItEnds(*info, files->cert, "renew it with deploy/certs/make_certs.sh DIR --renew");
   security.files_ = std::move(files);
   return security;
 }

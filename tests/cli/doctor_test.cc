@@ -90,10 +90,10 @@ TEST(FormatTest, WordsOfPeersCannotDriveTheTerminal) {
 
 TEST(DoctorCommandTest, WithoutAClusterItSaysHowToGetOne) {
   const Result r = RunBaton({"doctor", "--router", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
-                             "--model", "/no/such.gguf"});
+                             "--model", "/no/such.gguf", "--http-tls-cert", "/no/such.crt"});
   EXPECT_EQ(r.exit_code, 1);
   for (const char* words : {"No router answers at 127.0.0.1:1", "baton up", "is free", "open files", "processor",
-                            "/no/such.gguf", "memory between processes", "Something is wrong"}) {
+                            "/no/such.gguf", "/no/such.crt", "memory between processes", "Something is wrong"}) {
     EXPECT_NE(r.out.find(words), std::string::npos) << words << "\n" << r.out;
   }
 }

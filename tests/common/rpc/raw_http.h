@@ -36,7 +36,7 @@ class RawHttp {
     timeval timeout{20, 0};
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   }
-  ~RawHttp() { Close(); }
+  virtual ~RawHttp() { Close(); }
   RawHttp(const RawHttp&) = delete;
   RawHttp& operator=(const RawHttp&) = delete;
 
@@ -49,7 +49,7 @@ class RawHttp {
 
   void Send(const std::string& text) {
     for (size_t done = 0; done < text.size();) {
-      const ssize_t n = send(fd_, text.data() + done, text.size() - done, MSG_NOSIGNAL);
+      const ssize_t n = Write(text.data() + done, text.size() - done);
       if (n <= 0) return;  // the server hung up, which some tests want
       done += static_cast<size_t>(n);
     }
@@ -124,10 +124,15 @@ class RawHttp {
     Send(absl::StrCat(text, "\r\n", body));
   }
 
+ protected:
+  // As send and recv.
+  virtual ssize_t Write(const char* bytes, size_t size) { return send(fd_, bytes, size, MSG_NOSIGNAL); }
+  virtual ssize_t Read(char* bytes, size_t size) { return recv(fd_, bytes, size, 0); }
+
  private:
   bool More() {
     char bytes[4096];
-    const ssize_t n = recv(fd_, bytes, sizeof(bytes), 0);
+    const ssize_t n = Read(bytes, sizeof(bytes));
     if (n > 0) buffer_.append(bytes, static_cast<size_t>(n));
     return n > 0;
   }
