@@ -1,4 +1,4 @@
-// POST over HTTP, with a bound on how long it takes.
+// POST over HTTP or HTTPS, with a bound on how long it takes.
 #ifndef BATON_COMMON_TRACING_HTTP_POSTER_H_
 #define BATON_COMMON_TRACING_HTTP_POSTER_H_
 
@@ -16,8 +16,11 @@ namespace baton::tracing {
 // Thread contract: one thread posts; StopAt from any thread.
 class HttpPoster {
  public:
-  // `url`: http://host[:port][/path]; `path` is appended to it. INVALID_ARGUMENT: it is not such a URL.
-  static absl::StatusOr<std::unique_ptr<HttpPoster>> Create(const std::string& url, absl::string_view path);
+  // `url`: http://host[:port][/path], port 4318 by default, or https://..., port 443; `path` is appended to it. A server's
+  // certificate is checked against its host name and `ca` (PEM file; empty: what the system trusts, or SSL_CERT_FILE says).
+  // INVALID_ARGUMENT: it is not such a URL. NOT_FOUND: `ca` holds no authority.
+  static absl::StatusOr<std::unique_ptr<HttpPoster>> Create(const std::string& url, absl::string_view path,
+                                                            const std::string& ca = "");
   ~HttpPoster();
 
   // The body of a 2xx. FAILED_PRECONDITION: another status. UNAVAILABLE: no answer came within `timeout`, or by the time

@@ -55,7 +55,7 @@ void ToOtlp(const Span& span, otlp::Span* out) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OtlpExporter>> OtlpExporter::Start(OtlpOptions options, Metrics* metrics) {
-  absl::StatusOr<std::unique_ptr<HttpPoster>> poster = HttpPoster::Create(options.endpoint, "/v1/traces");
+  absl::StatusOr<std::unique_ptr<HttpPoster>> poster = HttpPoster::Create(options.endpoint, "/v1/traces", options.ca);
   if (!poster.ok()) return poster.status();
   return std::unique_ptr<OtlpExporter>(new OtlpExporter(std::move(options), *std::move(poster), metrics));
 }

@@ -20,7 +20,8 @@
 namespace baton::tracing {
 
 struct OtlpOptions {
-  std::string endpoint;  // http://host[:port][/path]; default port 4318
+  std::string endpoint;  // http://host[:port][/path] or https://...
+  std::string ca;        // PEM file, for https; empty: the authorities that the system trusts
   Service service;
   size_t max_queue = 4096;  // spans; more are dropped
   size_t max_batch = 512;   // spans of one POST
@@ -34,7 +35,7 @@ struct OtlpOptions {
 // Thread contract: thread-safe.
 class OtlpExporter final : public SpanSink {
  public:
-  // INVALID_ARGUMENT: the endpoint is not such a URL. Connects to nobody yet. `metrics` outlives the exporter.
+  // INVALID_ARGUMENT: the endpoint is not such a URL. NOT_FOUND: `ca` holds no authority. Connects to nobody yet. `metrics` outlives the exporter.
   static absl::StatusOr<std::unique_ptr<OtlpExporter>> Start(OtlpOptions options, Metrics* metrics);
   ~OtlpExporter() override;
 

@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Tracer>> Tracer::FromConfig(const v1::Config& con
                                                            Metrics* metrics) {
   if (!config.has_otlp_endpoint() || config.otlp_endpoint().empty()) return nullptr;
   absl::StatusOr<std::unique_ptr<OtlpExporter>> exporter =
-      OtlpExporter::Start({.endpoint = config.otlp_endpoint(), .service = service}, metrics);
+      OtlpExporter::Start({.endpoint = config.otlp_endpoint(), .ca = config.otlp_tls_ca(), .service = service}, metrics);
   if (!exporter.ok()) return exporter.status();
   return std::make_unique<Tracer>(*std::move(exporter), config.trace_permille());
 }

@@ -31,7 +31,7 @@ struct Service {
 // Thread contract: thread-safe; nothing waits.
 class Tracer {
  public:
-  // By the settings otlp_endpoint and trace_permille; null when no endpoint is set. INVALID_ARGUMENT: not such a URL.
+  // By the settings otlp_* and trace_permille; null when no endpoint is set. Errors as OtlpExporter::Start.
   // `metrics` outlives the tracer.
   static absl::StatusOr<std::unique_ptr<Tracer>> FromConfig(const v1::Config& config, const Service& service,
                                                             Metrics* metrics);

@@ -1,11 +1,13 @@
 """A collector of traces: OTLP over HTTP, read with OpenTelemetry's own messages (package opentelemetry-proto).
 
-Prints {"event": "ready", "http": "host:port"}. POST /v1/traces as the specification has it; GET /spans answers all spans so
+Arguments: none, or certificate and key for HTTPS. Prints {"event": "ready", "http": "host:port"}. POST /v1/traces as the specification has it; GET /spans answers all spans so
 far as JSON. Bytes that are not such a message, or spans that break the specification's rules for ids and times, are
 answered 400 and listed under "errors".
 """
 import http.server
 import json
+import ssl
+import sys
 import threading
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
@@ -90,5 +92,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+if len(sys.argv) == 3:  # certificate and key: HTTPS
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(sys.argv[1], sys.argv[2])
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
 print(json.dumps({"event": "ready", "http": "127.0.0.1:%d" % server.server_port}), flush=True)
 server.serve_forever()

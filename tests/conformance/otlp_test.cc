@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/metrics.h"
-#include "tests/common/rpc/raw_http.h"
+#include "tests/common/rpc/tls_http.h"
 #include "tests/e2e/cluster.h"
 #include "tests/fakes/tiny_gguf.h"
 
@@ -36,14 +36,19 @@ class OtlpTest : public ::testing::Test {
     struct stat info;
     ASSERT_EQ(stat((packages + "/opentelemetry").c_str(), &info), 0) << packages << " is missing; run scripts/setup --tests";
     setenv("PYTHONPATH", packages.c_str(), 1);
-    auto collector = Process::Start({"/usr/bin/python3", "-sB", "tests/conformance/otlp_collector.py"});
+    StartCollector({});
+    model_ = absl::StrCat(getenv("TEST_TMPDIR"), "/tiny.gguf");
+    ASSERT_TRUE(fakes::WriteTinyGguf({}, model_).ok());
+  }
+
+  void StartCollector(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"/usr/bin/python3", "-sB", "tests/conformance/otlp_collector.py"});
+    auto collector = Process::Start(arguments);
     ASSERT_TRUE(collector.ok()) << collector.status();
     collector_ = *std::move(collector);
     auto ready = collector_->WaitEvent("ready", absl::Seconds(60));
     ASSERT_TRUE(ready.ok()) << ready.status() << collector_->stderr_text();
     collector_port_ = PortOf(ready->value("http", ""));
-    model_ = absl::StrCat(getenv("TEST_TMPDIR"), "/tiny.gguf");
-    ASSERT_TRUE(fakes::WriteTinyGguf({}, model_).ok());
   }
 
   void StartCluster(const std::string& mode, const std::string& endpoint, std::vector<std::string> flags = {}) {
@@ -64,14 +69,18 @@ class OtlpTest : public ::testing::Test {
     return Json::parse(reply.body)["choices"][0]["text"];
   }
 
+  std::string AskCollector() {
+    if (ca_.empty()) return testing::RawHttp(collector_port_).Ask("GET", "/spans").body;
+    return testing::TlsHttp(collector_port_, {.ca = ca_}).Ask("GET", "/spans").body;
+  }
+
   // Spans of one trace, once `names` are all among them.
   std::vector<Json> Spans(const std::string& trace, const std::multiset<std::string>& names) {
     std::vector<Json> spans;
     std::string all;
     const absl::Time until = absl::Now() + absl::Seconds(20);
     do {
-      testing::RawHttp client(collector_port_);
-      all = client.Ask("GET", "/spans").body;
+      all = AskCollector();
       const Json taken = Json::parse(all);
       EXPECT_EQ(taken["errors"], Json::array());
       spans.clear();
@@ -101,6 +110,7 @@ class OtlpTest : public ::testing::Test {
 
   std::unique_ptr<Process> collector_;
   int collector_port_ = 0;
+  std::string ca_;  // of a collector over TLS
   std::string model_;
   std::unique_ptr<Cluster> cluster_;
 };
@@ -173,8 +183,7 @@ TEST_F(OtlpTest, AClientsTraceIsKeptOverHttpAndGrpc) {
   ASSERT_TRUE(stream->Finish().ok());
   ExpectWhole(Spans(trace, kWhole), kClientSpan);
   // Prompts and answers are in no span.
-  testing::RawHttp client(collector_port_);
-  const std::string all = client.Ask("GET", "/spans").body;
+  const std::string all = AskCollector();
   EXPECT_FALSE(absl::StrContains(all, "carry the baton"));
   EXPECT_FALSE(!text.empty() && absl::StrContains(all, Json(text).dump())) << text;
 }
@@ -209,6 +218,16 @@ TEST_F(OtlpTest, ADecodeWorkerThatComputesThePromptSaysSo) {
   const Json decode = Find(spans, "baton-decode", "decode");
   EXPECT_EQ(Find(spans, "baton-decode", "prefill")["parent"], decode["id"]);
   EXPECT_EQ(Find(spans, "baton-router", "request")["attributes"]["baton.mode"], "local");
+}
+
+TEST_F(OtlpTest, ACollectorOverTlsGetsWholeTraces) {
+  const std::string certs = ::testing::TempDir() + "/certs";
+  ASSERT_EQ(std::system(absl::StrCat("deploy/certs/make_certs.sh ", certs, " >/dev/null").c_str()), 0);
+  ASSERT_NO_FATAL_FAILURE(StartCollector({certs + "/router.crt", certs + "/router.key"}));
+  ca_ = certs + "/ca.crt";
+  StartCluster("disaggregated", absl::StrCat("https://localhost:", collector_port_), {"--otlp-tls-ca=" + ca_});
+  Complete(absl::StrCat("traceparent: 00-", kTrace, "-", kClientSpan, "-01\r\n"));
+  ExpectWhole(Spans(kTrace, kWhole), kClientSpan);
 }
 
 TEST_F(OtlpTest, ACollectorThatIsNotThereCostsNothingButACounter) {

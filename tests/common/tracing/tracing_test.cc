@@ -1,10 +1,15 @@
 // The traceparent as W3C has it; which traces are sampled; the exporter against collectors that answer, refuse, stall and are
 // not there.
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/mutex.h"
 #include "common/rpc/http_server.h"
@@ -78,7 +83,7 @@ TEST(TracerTest, FollowsTheParentElseTheRatio) {
 
 TEST(TracerTest, SettingsThatAreNoUrlAreRefused) {
   Metrics metrics;
-  for (const char* bad : {"https://collector:4318", "collector:4318", "http://", "http://host:port", "http://[::1"}) {
+  for (const char* bad : {"ftp://collector:4318", "https://", "https://host:port", "collector:4318", "http://", "http://host:port", "http://[::1"}) {
     v1::Config config;
     config.set_otlp_endpoint(bad);
     const auto tracer = Tracer::FromConfig(config, {"a", "b"}, &metrics);
@@ -129,8 +134,12 @@ struct Collector {
 };
 
 struct Exporting {
-  explicit Exporting(const std::string& address, size_t max_queue = 100, absl::Duration timeout = absl::Seconds(20)) {
-    auto started = OtlpExporter::Start({.endpoint = "http://" + address + "/in/",
+  explicit Exporting(const std::string& address, size_t max_queue = 100, absl::Duration timeout = absl::Seconds(20))
+      : Exporting("http://" + address, "", max_queue, timeout) {}
+  Exporting(const std::string& url, const std::string& ca, size_t max_queue = 100,
+            absl::Duration timeout = absl::Seconds(20)) {
+    auto started = OtlpExporter::Start({.endpoint = url + "/in/",
+                                        .ca = ca,
                                         .service = {"s", "i"},
                                         .max_queue = max_queue,
                                         .max_batch = 10,
@@ -220,6 +229,96 @@ TEST(OtlpExporterTest, ACollectorThatComesBackGetsTracesAgain) {
   exporting.Add(1);
   EXPECT_EQ(exporting.Until("sent", 2), 2);
   EXPECT_EQ(second.spans(), 1);
+}
+
+class OtlpOverTlsTest : public ::testing::Test {
+ protected:
+  static std::string MakeCerts(const std::string& name) {
+    const std::string dir = absl::StrCat(::testing::TempDir(), "/", name);
+    EXPECT_EQ(std::system(absl::StrCat("deploy/certs/make_certs.sh ", dir, " >/dev/null").c_str()), 0);
+    return dir;
+  }
+  rpc::HttpServerOptions Options(const std::string& listen = "127.0.0.1:0") const {
+    return {.listen = listen, .tls = rpc::HttpTlsFiles{certs_ + "/router.crt", certs_ + "/router.key"}};
+  }
+  static std::string UrlOf(const Collector& collector) { return "https://" + collector.server.address(); }
+  const std::string certs_ = MakeCerts("certs");
+  const std::string ca_ = certs_ + "/ca.crt";
+};
+
+TEST_F(OtlpOverTlsTest, SpansArriveAndTheConnectionIsKeptAndMadeAnew) {
+  auto first = std::make_unique<Collector>(Options());
+  const std::string address = first->server.address();
+  Exporting exporting(UrlOf(*first), ca_);
+  for (int i = 1; i <= 3; ++i) {
+    exporting.Add(1);
+    EXPECT_EQ(exporting.Until("sent", i), i);
+  }
+  EXPECT_EQ(first->server.connections(), 1);
+  EXPECT_EQ(first->spans(), 3);
+  first.reset();
+  Collector second(Options(address));
+  exporting.Add(1);
+  EXPECT_EQ(exporting.Until("sent", 4), 4);
+  EXPECT_EQ(second.spans(), 1);
+}
+
+TEST_F(OtlpOverTlsTest, WithoutASettingTheSystemsAuthoritiesCount) {
+  Collector collector(Options());
+  {
+    Exporting exporting(UrlOf(collector), "");
+    exporting.Add(1);
+    EXPECT_EQ(exporting.Until("failed", 1), 1);
+  }
+  setenv("SSL_CERT_FILE", ca_.c_str(), 1);
+  Exporting exporting(UrlOf(collector), "");
+  exporting.Add(1);
+  EXPECT_EQ(exporting.Until("sent", 1), 1);
+  unsetenv("SSL_CERT_FILE");
+}
+
+TEST_F(OtlpOverTlsTest, ACollectorThatIsNotWhoItShouldBeGetsNothing) {
+  const std::string other = MakeCerts("other") + "/ca.crt";
+  Collector collector(Options()), elsewhere(Options("127.0.0.2:0")), plain;
+  const std::pair<std::string, std::string> cases[] = {
+      {UrlOf(collector), other},               // signed by somebody else
+      {UrlOf(elsewhere), ca_},                 // its certificate does not name that address
+      {UrlOf(plain), ca_},                     // speaks no TLS
+      {"http://" + collector.server.address(), ""}};  // speaks TLS only
+  for (const auto& [url, ca] : cases) {
+    Exporting exporting(url, ca);
+    exporting.Add(1);
+    EXPECT_EQ(exporting.Until("failed", 1), 1) << url;
+  }
+  EXPECT_EQ(collector.posts + elsewhere.posts + plain.posts, 0);
+}
+
+TEST_F(OtlpOverTlsTest, AnAuthorityThatIsNoneIsRefusedAtStart) {
+  Metrics metrics;
+  v1::Config config;
+  config.set_otlp_endpoint("https://collector");
+  for (const std::string& bad : {certs_ + "/nowhere.crt", certs_ + "/ca.key"}) {
+    config.set_otlp_tls_ca(bad);
+    const absl::Status status = Tracer::FromConfig(config, {"a", "b"}, &metrics).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), bad)) << status;
+  }
+}
+
+TEST_F(OtlpOverTlsTest, AHandshakeThatStandsStillIsGivenUp) {
+  // Listens, and never says a word.
+  const int silent = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(silent, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(silent, 8), 0);
+  ASSERT_EQ(getsockname(silent, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  Exporting exporting(absl::StrCat("https://127.0.0.1:", ntohs(address.sin_port)), ca_, 100, absl::Milliseconds(100));
+  exporting.Add(1);
+  EXPECT_EQ(exporting.Until("failed", 1), 1);
+  close(silent);
 }
 
 TEST(OtlpExporterTest, AStalledCollectorFillsTheQueueAndNoMore) {
