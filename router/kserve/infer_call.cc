@@ -16,6 +16,22 @@ constexpr size_t kMaxBuffered = 4096;  // answers that the client does not read
 
 absl::Time Earlier(absl::Time deadline, absl::Duration timeout) { return std::min(deadline, absl::Now() + timeout); }
 
+// Of each choice, what is said before its first token: the prompt, where that is asked for.
+std::vector<std::string> FirstTexts(const absl::StatusOr<InferRequest>& parsed) {
+  if (!parsed.ok()) return {};
+  const int choices = std::max(1, parsed->generate.sampling().n());
+  return std::vector<std::string>(static_cast<size_t>(choices), parsed->echo ? parsed->generate.prompt() : "");
+}
+
+// Adds what the event says of one choice; false where that is nothing.
+bool AddText(const v1::GenerateResponse& event, std::vector<std::string>* texts) {
+  const std::string& text = event.has_token() ? event.token().text() : event.finished().text();
+  const size_t choice = event.has_token() ? event.token().choice_index() : event.finished().choice_index();
+  if (text.empty() || choice >= texts->size()) return false;
+  (*texts)[choice] += text;
+  return true;
+}
+
 absl::StatusOr<v1::GenerateRequest> GenerateOf(const absl::StatusOr<InferRequest>& parsed) {
   if (!parsed.ok()) return parsed.status();
   return parsed->generate;
@@ -25,16 +41,13 @@ absl::StatusOr<v1::GenerateRequest> GenerateOf(const absl::StatusOr<InferRequest
 
 class InferCall::Client final : public ClientStream {
  public:
-  Client(std::shared_ptr<InferCall> call, std::string id, std::string model, std::string text)
-      : call_(std::move(call)), id_(std::move(id)), model_(std::move(model)), text_(std::move(text)) {}
-  void Push(v1::GenerateResponse response) override {
-    text_ += response.token().text();
-    text_ += response.finished().text();
-  }
+  Client(std::shared_ptr<InferCall> call, std::string id, std::string model, std::vector<std::string> texts)
+      : call_(std::move(call)), id_(std::move(id)), model_(std::move(model)), texts_(std::move(texts)) {}
+  void Push(v1::GenerateResponse response) override { AddText(response, &texts_); }
   void Finish(absl::Status status) override {
     if (status.ok()) {
       *call_->response_ = MakeInferResponse(model_, id_, /*final=*/true);
-      AddText(text_, call_->response_);
+      AddTexts(texts_, call_->response_);
     }
     call_->Finish(ToGrpcStatus(status));
   }
@@ -42,7 +55,7 @@ class InferCall::Client final : public ClientStream {
  private:
   const std::shared_ptr<InferCall> call_;
   const std::string id_, model_;
-  std::string text_;
+  std::vector<std::string> texts_;
 };
 
 InferCall* InferCall::Start(Intake* intake, const inference::ModelInferRequest& request,
@@ -53,12 +66,11 @@ InferCall* InferCall::Start(Intake* intake, const inference::ModelInferRequest& 
   call->self_ = call;
   const absl::StatusOr<InferRequest> parsed = tenant.ok() ? ParseInferRequest(request, /*may_stream=*/false)
                                                           : absl::StatusOr<InferRequest>(tenant.status());
-  std::string echo = parsed.ok() && parsed->echo ? parsed->generate.prompt() : "";
   if (parsed.ok()) deadline = Earlier(deadline, parsed->timeout);
   intake->Generate(GenerateOf(parsed), tenant.value_or(""), deadline,
                    [&](const std::shared_ptr<RequestDriver>& driver) {
                      call->driver_ = driver;
-                     return std::make_unique<Client>(call, request.id(), intake->text().model_name(), std::move(echo));
+                     return std::make_unique<Client>(call, request.id(), intake->text().model_name(), FirstTexts(parsed));
                    },
                    trace);
   return call.get();
@@ -74,23 +86,18 @@ void InferCall::OnDone() {
 class StreamCall::Client final : public ClientStream {
  public:
   Client(std::shared_ptr<StreamCall> call, uint64_t key, std::string id, const absl::StatusOr<InferRequest>& parsed)
-      : call_(std::move(call)), key_(key), id_(std::move(id)), model_(call_->intake_->text().model_name()) {
+      : call_(std::move(call)), key_(key), id_(std::move(id)), model_(call_->intake_->text().model_name()), texts_(FirstTexts(parsed)) {
     if (!parsed.ok()) return;
     stream_ = parsed->stream;
     empty_final_ = parsed->empty_final;
-    if (parsed->echo) text_ = parsed->generate.prompt();
   }
   void Push(v1::GenerateResponse response) override {
-    if (!stream_ || !response.has_token()) {
-      text_ += response.token().text();
-      text_ += response.finished().text();
-    } else if (!response.token().text().empty()) {
-      Send(response.token().text(), /*final=*/false);
-    }
+    // The last words of a choice wait for the end, in case it is the only one.
+    if (AddText(response, &texts_) && stream_ && response.has_token()) Send(/*final=*/false);
   }
   void Finish(absl::Status status) override {
     if (status.ok()) {
-      Send(text_, /*final=*/true);
+      Send(/*final=*/true);
     } else {
       inference::ModelStreamInferResponse failed;
       failed.set_error_message(absl::StrCat(RuleFor(status.code()).name, ": ", absl::string_view(status.message())));
@@ -101,10 +108,13 @@ class StreamCall::Client final : public ClientStream {
   }
 
  private:
-  void Send(const std::string& text, bool final) {
+  // What was said since the last time, of each choice.
+  void Send(bool final) {
     inference::ModelStreamInferResponse response;
     *response.mutable_infer_response() = MakeInferResponse(model_, id_, final);
-    if (!text.empty() || !final || !empty_final_) AddText(text, response.mutable_infer_response());
+    const bool said = std::any_of(texts_.begin(), texts_.end(), [](const std::string& text) { return !text.empty(); });
+    if (said || !empty_final_) AddTexts(texts_, response.mutable_infer_response());
+    std::fill(texts_.begin(), texts_.end(), "");
     call_->Send(std::move(response));
   }
 
@@ -113,7 +123,7 @@ class StreamCall::Client final : public ClientStream {
   const std::string id_, model_;
   bool stream_ = false;
   bool empty_final_ = false;
-  std::string text_;  // to be sent at the end
+  std::vector<std::string> texts_;  // of each choice, to be sent
 };
 
 StreamCall* StreamCall::Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline,

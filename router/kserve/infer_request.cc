@@ -187,7 +187,6 @@ absl::StatusOr<InferRequest> ParseInferRequest(const inference::ModelInferReques
     return InvalidField("sampling_parameters", absl::StrCat("has a name that means nothing here",
                                                             name.size() > 64 ? "" : absl::StrCat(": ", name)));
   }
-  if (parsed->n != 1) return InvalidField("sampling_parameters", "n must be 1; send a request for each answer");
   out.generate = std::move(parsed->prompts[0]);
   out.generate.set_model(request.model_name());
   out.generate.set_prompt(std::move(prompt));
@@ -203,14 +202,17 @@ inference::ModelInferResponse MakeInferResponse(absl::string_view model, absl::s
   return response;
 }
 
-void AddText(absl::string_view text, inference::ModelInferResponse* response) {
+void AddTexts(std::span<const std::string> texts, inference::ModelInferResponse* response) {
   auto* output = response->add_outputs();
   output->set_name("text_output");
   output->set_datatype("BYTES");
-  output->add_shape(1);
-  const auto length = static_cast<uint32_t>(text.size());
-  std::string raw(reinterpret_cast<const char*>(&length), sizeof(length));
-  raw.append(text.data(), text.size());
+  output->add_shape(static_cast<int64_t>(texts.size()));
+  std::string raw;
+  for (const std::string& text : texts) {
+    const auto length = static_cast<uint32_t>(text.size());
+    raw.append(reinterpret_cast<const char*>(&length), sizeof(length));
+    raw += text;
+  }
   response->add_raw_output_contents(std::move(raw));
 }
 

@@ -6,6 +6,7 @@
 #ifndef BATON_ROUTER_KSERVE_INFER_REQUEST_H_
 #define BATON_ROUTER_KSERVE_INFER_REQUEST_H_
 
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -29,8 +30,8 @@ absl::StatusOr<InferRequest> ParseInferRequest(const inference::ModelInferReques
 
 // An answer to `id`; `final`: the last one.
 inference::ModelInferResponse MakeInferResponse(absl::string_view model, absl::string_view id, bool final);
-// Adds `text_output`.
-void AddText(absl::string_view text, inference::ModelInferResponse* response);
+// Adds `text_output`, an element for each choice.
+void AddTexts(std::span<const std::string> texts, inference::ModelInferResponse* response);
 
 }  // namespace baton::router::kserve
 

@@ -24,6 +24,7 @@ constexpr Tensor kInputs[] = {{"text_input", "BYTES", inference::TYPE_STRING, fa
                               {"sampling_parameters", "BYTES", inference::TYPE_STRING, true},
                               {"exclude_input_in_output", "BOOL", inference::TYPE_BOOL, true},
                               {"max_tokens", "INT32", inference::TYPE_INT32, true}};
+constexpr int64_t kAnySize = -1;  // a text of each choice
 constexpr Tensor kOutput = {"text_output", "BYTES", inference::TYPE_STRING, false};
 
 grpc::ServerUnaryReactor* Done(grpc::CallbackServerContext* context, const absl::Status& status = absl::OkStatus()) {
@@ -80,13 +81,13 @@ grpc::ServerUnaryReactor* KServeService::ModelMetadata(Context* context,
   response->set_name(intake_->text().model_name());
   response->add_versions(kVersion1);
   response->set_platform(kPlatform);
-  const auto fill = [](const Tensor& tensor, auto* out) {
+  const auto fill = [](const Tensor& tensor, int64_t size, auto* out) {
     out->set_name(tensor.name);
     out->set_datatype(tensor.datatype);
-    out->add_shape(1);
+    out->add_shape(size);
   };
-  for (const Tensor& input : kInputs) fill(input, response->add_inputs());
-  fill(kOutput, response->add_outputs());
+  for (const Tensor& input : kInputs) fill(input, 1, response->add_inputs());
+  fill(kOutput, kAnySize, response->add_outputs());
   return Done(context);
 }
 
@@ -108,7 +109,7 @@ grpc::ServerUnaryReactor* KServeService::ModelConfig(Context* context, const inf
   inference::ModelOutput* output = config->add_output();
   output->set_name(kOutput.name);
   output->set_data_type(kOutput.type);
-  output->add_dims(1);
+  output->add_dims(kAnySize);
   return Done(context);
 }
 

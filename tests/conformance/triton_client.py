@@ -99,6 +99,18 @@ class TritonClientTest(unittest.TestCase):
             text = "".join(text_of(result) for result, _ in answers)
             self.assertEqual(text, openai_text(prompt, max_tokens=16, temperature=0.9, seed=5))
 
+    def test_several_choices(self):
+        prompt = "Once upon a time"
+        sampling = dict(n=3, max_tokens=8, temperature=0.9, seed=5)
+        whole = [t.decode() for t in CLIENT.infer(MODEL, inputs(prompt, **sampling)).as_numpy("text_output")]
+        self.assertEqual(len(set(whole)), 3)
+        joined = [prompt] * 3
+        for result, error in self.stream([("n", inputs(prompt, True, **sampling))], 1):
+            self.assertIsNone(error)
+            for i, piece in enumerate(result.as_numpy("text_output")):
+                joined[i] += piece.decode()
+        self.assertEqual(joined, whole)
+
     def test_many_on_one_stream(self):
         prompts = {f"r{i}": f"Number {i} is" for i in range(6)}
         requests = [(i, inputs(p, True, max_tokens=8, temperature=0)) for i, p in prompts.items()]

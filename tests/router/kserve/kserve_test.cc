@@ -1,3 +1,4 @@
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <thread>
@@ -98,7 +99,7 @@ TEST(InferRequestTest, WhatIsWrongIsNamed) {
   fails(Request("", "x", "[]"), "sampling_parameters");
   fails(Request("", "x", R"({"prompt":"y"})"), "sampling_parameters");
   fails(Request("", "x", R"({"wish":1})"), "wish");
-  fails(Request("", "x", R"({"n":2})"), "n must be 1");
+  fails(Request("", "x", R"({"n":"many"})"), "n");
   fails(Request("", "x", R"({"temperature":"hot"})"), "temperature");
   fails(Request("", "x", "", /*stream=*/true), "ModelStreamInfer");
   ModelInferRequest request = Request("", "x");
@@ -240,6 +241,46 @@ TEST_F(KServeTest, AStreamMarksItsLastAnswer) {
     }
     EXPECT_EQ(text, "abcdef");
     EXPECT_EQ(answers.back().infer_response().outputs_size(), empty_final ? 0 : 1);
+  }
+}
+
+std::vector<std::string> TextsOf(const ModelInferResponse& response) {
+  std::vector<std::string> texts;
+  if (response.outputs_size() == 0) return texts;
+  const std::string& raw = response.raw_output_contents(0);
+  for (size_t at = 0; at + 4 <= raw.size();) {
+    uint32_t length;
+    std::memcpy(&length, raw.data() + at, sizeof(length));
+    texts.push_back(raw.substr(at + 4, length));
+    at += 4 + length;
+  }
+  EXPECT_EQ(response.outputs(0).shape(0), static_cast<int64_t>(texts.size()));
+  return texts;
+}
+
+// As Triton's vLLM backend: text_output has an element for each choice, in a stream what each has said since.
+TEST_F(KServeTest, SeveralChoicesAreElementsOfOneTensor) {
+  StartWithWorkers();
+  ModelInferResponse response;
+  ASSERT_TRUE(Infer(Request("", "x ", R"({"n":3,"max_tokens":5})"), &response).ok());
+  const std::vector<std::string> whole = TextsOf(response);
+  ASSERT_EQ(whole.size(), 3u);
+  for (const std::string& text : whole) EXPECT_EQ(text.substr(0, 2), "x ");
+  for (const bool empty_final : {false, true}) {
+    ModelInferRequest request = Request("s", "x ", R"({"n":3,"max_tokens":5})", /*stream=*/true);
+    (*request.mutable_parameters())["triton_enable_empty_final_response"].set_bool_param(empty_final);
+    std::vector<std::string> joined(3, "x ");
+    const auto answers = Stream({request})["s"];
+    for (size_t i = 0; i < answers.size(); ++i) {
+      EXPECT_EQ(IsFinal(answers[i].infer_response()), i + 1 == answers.size());
+      const std::vector<std::string> pieces = TextsOf(answers[i].infer_response());
+      if (i + 1 < answers.size() || !empty_final) {
+        ASSERT_EQ(pieces.size(), 3u) << i;
+      }
+      for (size_t c = 0; c < pieces.size(); ++c) joined[c] += pieces[c];
+    }
+    EXPECT_EQ(joined, whole);
+    EXPECT_GT(answers.size(), 5u);
   }
 }
 
