@@ -166,14 +166,15 @@ bool HttpOutbox::keep_alive() const {
 }
 
 void HttpOutbox::Gone() {
-  std::function<void()> callback;
+  std::function<void()> callback;  // goes without the lock: it may hold the exchange, whose end comes back here
+  bool tell;
   {
     MutexLock lock(&mu_);
     gone_ = true;
     callback = std::exchange(gone_callback_, nullptr);
-    if (complete_) callback = nullptr;
+    tell = !complete_;
   }
-  if (callback) callback();
+  if (callback && tell) callback();
 }
 
 void HttpOutbox::Delivered() {
