@@ -1,5 +1,7 @@
 #include "engine/batch_builder.h"
 
+#include <algorithm>
+
 namespace baton::engine {
 
 void BatchBuilder::Clear() {
@@ -25,6 +27,10 @@ void BatchBuilder::Add(const Sequence& sequence, int num_rows) {
     logit_rows_.push_back(static_cast<int32_t>(token_ids_.size()) - 1);
   }
   items_.push_back(item);
+}
+
+bool BatchBuilder::has_single_rows() const {
+  return std::any_of(items_.begin(), items_.end(), [](const Item& item) { return item.num_rows == 1; });
 }
 
 }  // namespace baton::engine

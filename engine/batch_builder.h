@@ -28,6 +28,7 @@ class BatchBuilder {
   bool empty() const { return items_.empty(); }
   const std::vector<Item>& items() const { return items_; }
   bool has_prefill() const { return num_rows() > static_cast<int>(items_.size()); }  // some item has more than one row
+  bool has_single_rows() const;  // some item has one row: it decodes
   int num_rows() const { return static_cast<int>(token_ids_.size()); }
   int64_t num_positions() const { return num_positions_; }  // that the rows attend to, summed
   int num_logits() const { return static_cast<int>(logit_rows_.size()); }

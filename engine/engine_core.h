@@ -167,6 +167,7 @@ class EngineCore {
   std::vector<float> logits_;
   StepCostModel cost_;          // steps that only decode
   StepCostModel prefill_cost_;  // the others
+  StepCostExcess mixed_excess_;  // of those of the others in which sequences decode
 
   bool draining_ = false;
   uint64_t next_arrival_ = 1;

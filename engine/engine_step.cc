@@ -55,7 +55,7 @@ Decision EngineCore::Plan(absl::Time now) {
 
 int EngineCore::MixedBudget() const {
   constexpr int kLeast = 16;        // rows, so that prompts get on whatever the target is
-  constexpr double kMargin = 0.8;   // the fit is a mean
+  constexpr double kForward = 0.95;  // of the time between tokens; sampling and their way take the rest
   const int most = options_.mixed_batch_tokens > 0 ? std::min(options_.mixed_batch_tokens, options_.max_batch_tokens)
                                                    : options_.max_batch_tokens;
   if (options_.step_target == absl::InfiniteDuration()) return most;
@@ -69,8 +69,8 @@ int EngineCore::MixedBudget() const {
       prefix = sequence->num_computed;
     }
   }
-  const double left = kMargin * absl::ToDoubleMicroseconds(options_.step_target) - cost.fixed_us -
-                      cost.per_position_us * decoding;
+  const double left = kForward * absl::ToDoubleMicroseconds(options_.step_target) / mixed_excess_.factor() -
+                      cost.fixed_us - cost.per_position_us * decoding;
   const double per_row = cost.per_row_us + cost.per_position_us * prefix;
   if (!(per_row > 0)) return most;
   return static_cast<int>(std::clamp<double>(left / per_row, std::min(most, kLeast), most));
@@ -217,6 +217,9 @@ void EngineCore::RunBatch() {
   runner_->Forward(batch_.batch(), pool_->kernel_view(), logits_);
   StepCostModel& cost = batch_.has_prefill() ? prefill_cost_ : cost_;
   const absl::Duration took = clock_->Now() - begin;
+  if (batch_.has_prefill() && batch_.has_single_rows()) {
+    mixed_excess_.Learn(cost.Fit().Microseconds(batch_.num_rows(), batch_.num_positions()), took);
+  }
   cost.Learn(batch_.num_rows(), batch_.num_positions(), took);
   ++num_forwards_;
   // Sampling changes tables and token vectors, so the batch's views are dead from here on; its items are not.

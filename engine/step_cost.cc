@@ -67,4 +67,12 @@ StepCost StepCostModel::Fit() const {
   return cost;
 }
 
+void StepCostExcess::Learn(double forecast_us, absl::Duration duration) {
+  constexpr double kQuantile = 0.98, kStep = 0.15, kLeast = 1, kMost = 4;
+  const double us = absl::ToDoubleMicroseconds(duration);
+  if (!(forecast_us > 0) || !(us > 0)) return;
+  factor_ += kStep * (us > factor_ * forecast_us ? kQuantile : kQuantile - 1);
+  factor_ = std::clamp(factor_, kLeast, kMost);
+}
+
 }  // namespace baton::engine

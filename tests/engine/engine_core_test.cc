@@ -337,5 +337,54 @@ TEST(EngineCoreTest, DeadlineIsAlsoKeptInTheQueue) {
   EXPECT_TRUE(running->status.ok());
 }
 
+// Steps take what small chunks really take: more a row than large ones, and not always the same.
+class SlowModel : public fakes::HashModel {
+ public:
+  SlowModel(const Options& options, SimulatedClock* clock) : HashModel(options), clock_(clock) {}
+  void Forward(const model::ForwardBatch& batch, const kernels::KvView& kv, std::span<float> logits) override {
+    HashModel::Forward(batch, kv, logits);
+    const double rows = static_cast<double>(batch.token_ids.size());
+    const double noise = (0.9 + 0.2 * static_cast<double>(rng_() % 1000) / 1000) * (rng_() % 15 == 0 ? 1.6 : 1);
+    last = absl::Milliseconds(noise * (3 + 0.2 * rows + (rows > 1 ? 4 : 0) + 0.5 * std::sqrt(rows)));
+    clock_->Advance(last);
+  }
+  absl::Duration last;
+
+ private:
+  SimulatedClock* const clock_;
+  std::mt19937_64 rng_{1};
+};
+
+TEST(EngineCoreTest, StepsThatDecodeKeepThePromisedTimeBetweenTokensWhilePromptsComeIn) {
+  SimulatedClock clock;
+  EngineOptions options = Roomy();
+  options.prefix_cache = false;
+  options.step_target = absl::Milliseconds(30);
+  SlowModel model({.max_context = 4096, .num_blocks = options.num_blocks}, &clock);
+  auto core = EngineCore::Create(options, &model, &clock);
+  ASSERT_TRUE(core.ok()) << core.status();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  const auto submit = [&](int prompt, int output) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    (*core)->Submit(Simple(absl::StrCat("r", sinks.size()), prompt, output), Mode::kComplete, sinks.back(), clock.Now());
+  };
+  submit(8, 1500);
+  int mixed = 0, late = 0, steps = 0;
+  int64_t mixed_rows = 0;
+  while (!sinks[0]->done()) {
+    if (steps++ % 12 == 0) submit(300, 4);
+    const int64_t rows = model.num_rows();
+    ASSERT_TRUE((*core)->Step());
+    if (model.num_rows() - rows < 8 || sinks[0]->tokens.empty()) continue;
+    ++mixed;
+    mixed_rows += model.num_rows() - rows;
+    late += model.last > options.step_target;
+  }
+  ASSERT_GT(mixed, 300);
+  EXPECT_LE(late, mixed / 25) << "of " << mixed;
+  EXPECT_GT(mixed_rows / mixed, 30) << "a step of 30 ms has room for some 90 rows";
+  for (int i = 0; i < 10000 && !(*core)->Quiet(); ++i) (*core)->Step();
+}
+
 }  // namespace
 }  // namespace baton::engine

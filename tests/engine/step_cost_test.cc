@@ -53,6 +53,21 @@ TEST(StepCostTest, SmallStepsDoNotMakeLargeOnesLookEndless) {
   EXPECT_LT(cost.fixed_us + 512 * cost.per_row_us, 30000);
 }
 
+// One step in twenty takes twice its forecast: the bound must hold for those too, and come down again when they stop.
+TEST(StepCostTest, TheExcessIsThatOfTheLongSteps) {
+  StepCostExcess excess;
+  for (int i = 0; i < 2000; ++i) excess.Learn(1000, absl::Microseconds(i % 20 == 0 ? 2000 : 1000));
+  int longer = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const double us = i % 20 == 0 ? 2000 : 1000;
+    longer += us > 1000 * excess.factor();
+    excess.Learn(1000, absl::Microseconds(us));
+  }
+  EXPECT_LE(longer, 60) << "of 2,000, a hundred of them long";
+  for (int i = 0; i < 2000; ++i) excess.Learn(1000, absl::Microseconds(1000));
+  EXPECT_LT(excess.factor(), 1.2);
+}
+
 TEST(StepCostTest, FollowsAMachineThatBecomesSlower) {
   StepCostModel model;
   for (int i = 0; i < 1000; ++i) model.Learn(1 + i % 100, 0, Step(100, 10, 0, 1 + i % 100, 0));
