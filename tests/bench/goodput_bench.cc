@@ -15,6 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -28,9 +29,11 @@ namespace {
 
 struct Flags {
   std::string model, llama_server, json, svg;
-  double seconds = 9;
+  std::string parts = "capacity,rises,goodput";
+  double seconds = 15;
+  int min_requests = 12;
   double grace = 3;
-  int steps = 4;
+  int steps = 5;
   int itl_trials = 10;
   int vocab = 49152;
   uint64_t seed = 1;
@@ -100,6 +103,10 @@ System StartBaton(const Flags& flags, const std::string& name, const std::string
   if (mode == "aggregated") {
     options.prefill = 0;
     options.decode_flags = {"--threads=2"};
+  } else {
+    // One core for each, as an operator would: otherwise the system moves one phase's thread onto the other's core.
+    options.prefill_flags = {"--cores=0"};
+    options.decode_flags = {"--cores=1"};
   }
   auto cluster = e2e::Cluster::Start(options);
   if (!cluster.ok()) Die(cluster.status());
@@ -121,8 +128,22 @@ std::vector<System> StartBatons(const Flags& flags, double ttft_s, double itl_s)
   return systems;
 }
 
-// The share by which the p99 gap of four running streams rises while a prompt of 1,024 tokens is in prefill.
-double ItlRise(Target* target, uint64_t seed) {
+// Keeps one core busy with nothing of a server's: sums in registers.
+void Spin(absl::Time until) {
+  volatile double sum = 0;
+  while (absl::Now() < until) {
+    double part = 0;
+    for (int i = 0; i < 100000; ++i) part += static_cast<double>(i) * 1e-9;
+    sum = sum + part;
+  }
+}
+
+// The shares by which the median and the p99 gap of four running streams rise while something else goes on: a prompt of
+// 1,024 tokens in prefill, or (`spin`) for as long a loop on a core, which is what the machine itself costs.
+struct Rise {
+  double median = 0, p99 = 0;
+};
+Rise ItlRise(Target* target, uint64_t seed, bool spin) {
   constexpr int kStreams = 4;
   std::atomic<int> warm{0};
   std::atomic<bool> stop{false};
@@ -143,8 +164,13 @@ double ItlRise(Target* target, uint64_t seed) {
   const double quiet_from = absl::ToDoubleSeconds(absl::Now() - zero);
   absl::SleepFor(absl::Milliseconds(1200));
   const absl::Time sent = absl::Now();
-  const Trace prompt = target->Run({.at = {}, .prompt_tokens = 1024, .output_tokens = 1, .seed = seed * 100 + 50}, sent, until);
-  const double from = absl::ToDoubleSeconds(sent - zero), to = from + prompt.ttft();
+  double took = 1.2;
+  if (spin) {
+    Spin(sent + absl::Seconds(took));
+  } else {
+    took = target->Run({.at = {}, .prompt_tokens = 1024, .output_tokens = 1, .seed = seed * 100 + 50}, sent, until).ttft();
+  }
+  const double from = absl::ToDoubleSeconds(sent - zero), to = from + took;
   stop = true;
   for (std::thread& stream : streams) stream.join();
   std::vector<double> quiet, loaded;
@@ -154,8 +180,11 @@ double ItlRise(Target* target, uint64_t seed) {
       if (times[i] > from && times[i - 1] < to) loaded.push_back(times[i] - times[i - 1]);
     }
   }
-  return Quantile(loaded, 0.99) / std::max(Quantile(quiet, 0.99), 1e-9) - 1;
+  const auto rise = [&](double q) { return Quantile(loaded, q) / std::max(Quantile(quiet, q), 1e-9) - 1; };
+  return {rise(0.5), rise(0.99)};
 }
+
+constexpr char kSpinning[] = "Baton 1 + 1 beside a loop";
 
 struct Best {
   double rate = 0;
@@ -173,15 +202,19 @@ class Bench {
     {
       std::vector<System> systems = StartBatons(flags_, 0, 0);
       Capacity(systems, llama);
-      Rises(systems, llama);
+      if (Part("rises")) Rises(systems, llama);
     }
-    for (const Slo& slo : kSlos) Search(slo, llama);
+    for (const Slo& slo : kSlos) {
+      if (Part("goodput")) Search(slo, llama);
+    }
     std::printf("\n%s\nin %.1f min; generator's own processor time: at most %.0f %% of one core in a trial\n", Table().c_str(),
                 absl::ToDoubleMinutes(absl::Now() - begin), 100 * generator_share_);
     Write();
   }
 
  private:
+  bool Part(const char* name) const { return absl::StrContains(flags_.parts, name); }
+
   void Unloaded(Target* llama) {
     std::vector<double> ttft, gaps;
     for (uint64_t i = 0; i < 5; ++i) {
@@ -199,7 +232,9 @@ class Bench {
 
   void Capacity(std::vector<System>& systems, System& llama) {
     for (System* system : All(systems, llama)) {
-      capacity_[system->name] = MeasureCapacity(system->target.get(), 16, absl::Seconds(flags_.seconds), flags_.seed);
+      // Also where a search begins, so it is needed for that, but may be coarse.
+      const double seconds = Part("capacity") ? 4 * flags_.seconds : flags_.seconds;
+      capacity_[system->name] = MeasureCapacity(system->target.get(), 16, absl::Seconds(seconds), flags_.seed);
       std::printf("capacity without any promise, 16 at once: %-18s %.2f requests/s\n", system->name.c_str(),
                   capacity_[system->name]);
       std::fflush(stdout);
@@ -207,39 +242,53 @@ class Bench {
   }
 
   void Rises(std::vector<System>& systems, System& llama) {
-    std::map<std::string, std::vector<double>> rises;
+    std::map<std::string, std::vector<Rise>> rises;
     for (int i = 0; i < flags_.itl_trials; ++i) {
+      const uint64_t seed = flags_.seed + static_cast<uint64_t>(i);
       for (System* system : All(systems, llama)) {
-        // `auto` does what one of the other two does.
-        if (system->name != "Baton auto") {
-          rises[system->name].push_back(ItlRise(system->target.get(), flags_.seed + static_cast<uint64_t>(i)));
-        }
+        if (system->name == "Baton auto") continue;  // it does what one of the other two does
+        rises[system->name].push_back(ItlRise(system->target.get(), seed, false));
+        if (system->name == "Baton 1 + 1") rises[kSpinning].push_back(ItlRise(system->target.get(), seed + 1000, true));
       }
     }
     for (auto& [name, values] : rises) {
-      rise_[name] = Quantile(values, 0.5);
-      std::printf("p99 gap of 4 streams while 1,024 tokens are in prefill: %-18s %+.0f %% (median of %zu)\n", name.c_str(),
-                  100 * rise_[name], values.size());
+      std::vector<double> medians, p99s;
+      for (const Rise& rise : values) {
+        medians.push_back(rise.median);
+        p99s.push_back(rise.p99);
+      }
+      rise_[name] = {Quantile(medians, 0.5), Quantile(p99s, 0.5)};
+      std::printf("gaps of 4 streams while 1,024 tokens are in prefill: %-28s p99 %+.0f %%, median %+.0f %% (of %zu)\n",
+                  name.c_str(), 100 * rise_[name].p99, 100 * rise_[name].median, values.size());
     }
     std::fflush(stdout);
   }
 
-  // Bisection between 0 and somewhat more than the capacity.
+  struct Range {
+    double low = 0, high = 0;  // met at low, missed at high; 0: not known yet
+    double Next(double capacity) const {
+      if (low > 0 && high > 0) return (low + high) / 2;
+      if (low > 0) return 1.4 * low;
+      return high > 0 ? high / 1.6 : 0.8 * capacity;
+    }
+  };
+
+  // From somewhat below the capacity up or down by steps until the limit lies between two rates, then bisection.
   void Search(const Slo& slo, System& llama) {
     const double ttft = slo.ttft_in_t * t_, itl = slo.itl_in_i * i_;
     std::vector<System> systems = StartBatons(flags_, ttft, itl);
-    std::map<std::string, std::pair<double, double>> range;
-    for (System* system : All(systems, llama)) range[system->name] = {0, 1.15 * capacity_[system->name]};
+    std::map<std::string, Range> ranges;
     for (int step = 0; step < flags_.steps; ++step) {
       for (System* system : All(systems, llama)) {
-        auto& [low, high] = range[system->name];
-        const double rate = (low + high) / 2;
+        Range& range = ranges[system->name];
+        const double rate = range.Next(std::max(capacity_[system->name], 0.1));
+        const double seconds = std::max(flags_.seconds, flags_.min_requests / rate);
         const Trial trial = RunTrial(system->target.get(),
-                                     PoissonJobs(rate, flags_.seconds, flags_.seed + static_cast<uint64_t>(step)),
+                                     PoissonJobs(rate, seconds, flags_.seed + static_cast<uint64_t>(step)),
                                      absl::Seconds(flags_.grace) + absl::Seconds(ttft));
         const double first = trial.ttft_met(ttft), gaps = trial.itl_met(itl);
         const bool met = first >= 0.9 && gaps >= 0.99;
-        (met ? low : high) = rate;
+        (met ? range.low : range.high) = rate;
         if (met) best_[slo.name][system->name] = {rate, trial};
         generator_share_ = std::max(generator_share_, trial.generator_cpu / trial.seconds);
         std::printf("%-10s %-18s %6.2f/s: %s  TTFT %5.1f %% (p90 %.0f of %.0f ms), gaps %5.1f %% (p99 %.1f of %.1f ms), "
@@ -282,8 +331,16 @@ class Bench {
     row("no promise, 16 at once", [&](const std::string& s) { return absl::StrFormat("%.2f", capacity_.at(s)); });
     row("p99 gap while 1,024 tokens are in prefill", [&](const std::string& s) {
       const auto it = rise_.find(s);
-      return it == rise_.end() ? std::string("-") : absl::StrFormat("%+.0f %%", 100 * it->second);
+      return it == rise_.end() ? std::string("-") : absl::StrFormat("%+.0f %%", 100 * it->second.p99);
     });
+    row("median gap, likewise", [&](const std::string& s) {
+      const auto it = rise_.find(s);
+      return it == rise_.end() ? std::string("-") : absl::StrFormat("%+.0f %%", 100 * it->second.median);
+    });
+    if (const auto it = rise_.find(kSpinning); it != rise_.end()) {
+      absl::StrAppend(&out, "\nBaton 1 + 1 while a loop runs on the other core instead of prefill: p99 gap ",
+                      absl::StrFormat("%+.0f %%, median %+.0f %%\n", 100 * it->second.p99, 100 * it->second.median));
+    }
     return out;
   }
 
@@ -305,14 +362,15 @@ class Bench {
       all.values.push_back(capacity_.at(name));
     }
     bars.push_back(all);
-    json["p99_gap_rise"] = rise_;
+    for (const auto& [name, rise] : rise_) json["gap_rise"][name] = {{"p99", rise.p99}, {"median", rise.median}};
     if (!flags_.json.empty()) std::ofstream(flags_.json) << json.dump(2) << "\n";
     if (!flags_.svg.empty()) std::ofstream(flags_.svg) << BarPlot("Goodput, SmolLM2-135M shape, Q8_0, two cores", "requests/s", Names(), bars);
   }
 
   const Flags flags_;
   double t_ = 0, i_ = 0;
-  std::map<std::string, double> capacity_, rise_;
+  std::map<std::string, double> capacity_;
+  std::map<std::string, Rise> rise_;
   std::map<std::string, std::map<std::string, Best>> best_;
   double generator_share_ = 0;
 };
@@ -325,9 +383,11 @@ int main(int argc, char** argv) {
   CLI::App app{"Highest rate that keeps a latency promise: Baton in its modes, and llama-server"};
   app.add_option("--model", flags.model, "GGUF file")->required()->check(CLI::ExistingFile);
   app.add_option("--llama-server", flags.llama_server, "llama.cpp's server program")->required()->check(CLI::ExistingFile);
-  app.add_option("--seconds", flags.seconds, "Arrivals of one trial");
+  app.add_option("--parts", flags.parts, "What to measure: capacity, rises (of gaps during a prefill), goodput; separated by commas");
+  app.add_option("--seconds", flags.seconds, "Arrivals of one trial, at least");
+  app.add_option("--min-requests", flags.min_requests, "Requests of one trial, at least, on average");
   app.add_option("--grace", flags.grace, "Seconds after the last arrival and its TTFT limit until what still runs is cut off");
-  app.add_option("--steps", flags.steps, "Bisections of one search");
+  app.add_option("--steps", flags.steps, "Trials of one search");
   app.add_option("--itl-trials", flags.itl_trials, "Trials of the gap while a prompt is in prefill");
   app.add_option("--vocab", flags.vocab, "Token ids below this");
   app.add_option("--seed", flags.seed, "Of the requests");
