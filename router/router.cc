@@ -266,18 +266,37 @@ console::ConsoleSources Router::ConsoleSources() {
     sources.drain = [this](const std::string& worker, std::function<void(absl::Status)> done) {
       DrainWorker(worker, std::move(done));
     };
+    sources.change_role = [this](const std::string& worker, const std::string& role,
+                                 std::function<void(absl::Status)> done) {
+      ChangeRole(worker, role, std::move(done));
+    };
     sources.scale = [this](int prefill, int decode) { return Scale(prefill, decode); };
   }
   return sources;
 }
 
-void Router::DrainWorker(const std::string& name, std::function<void(absl::Status)> done) {
-  for (const WorkerSnapshot& worker : view_.Snapshot()) {
-    if (worker.id.name != name || worker.state == WorkerState::kLost) continue;
-    LogInfo("a worker is drained by the console", {{"worker", name}});
-    return calls_.Drain({worker.id, worker.address}, worker.role == Role::kDecode, std::move(done));
+absl::StatusOr<WorkerSnapshot> Router::FindWorker(const std::string& name) const {
+  for (WorkerSnapshot& worker : view_.Snapshot()) {
+    if (worker.id.name == name && worker.state != WorkerState::kLost) return std::move(worker);
   }
-  done(absl::NotFoundError(absl::StrCat("no worker named ", name.substr(0, 128))));
+  return absl::NotFoundError(absl::StrCat("no worker named ", name.substr(0, 128)));
+}
+
+void Router::DrainWorker(const std::string& name, std::function<void(absl::Status)> done) {
+  const absl::StatusOr<WorkerSnapshot> worker = FindWorker(name);
+  if (!worker.ok()) return done(worker.status());
+  LogInfo("a worker is drained by the console", {{"worker", name}});
+  calls_.Drain({worker->id, worker->address}, worker->role == Role::kDecode, std::move(done));
+}
+
+void Router::ChangeRole(const std::string& name, const std::string& role, std::function<void(absl::Status)> done) {
+  const absl::StatusOr<WorkerSnapshot> worker = FindWorker(name);
+  if (!worker.ok()) return done(worker.status());
+  if (Name(worker->role) == role) {
+    return done(absl::FailedPreconditionError(absl::StrCat(name, " is a ", role, " worker already")));
+  }
+  LogInfo("a worker's role is changed by the console", {{"worker", name}, {"to", role}});
+  calls_.ChangeRole({worker->id, worker->address}, worker->role == Role::kDecode, std::move(done));
 }
 
 absl::Status Router::Scale(int prefill, int decode) const {

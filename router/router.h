@@ -66,7 +66,9 @@ class Router {
   void FillStatus(v1::ClusterStatus* status) const;
   // What the console shows, and may do.
   console::ConsoleSources ConsoleSources();
+  absl::StatusOr<WorkerSnapshot> FindWorker(const std::string& name) const;
   void DrainWorker(const std::string& name, std::function<void(absl::Status)> done);
+  void ChangeRole(const std::string& name, const std::string& role, std::function<void(absl::Status)> done);
   absl::Status Scale(int prefill, int decode) const;
   void CollectGauges();
 

@@ -85,6 +85,12 @@ std::string PercentDecoded(absl::string_view text) {
   return out;
 }
 
+absl::StatusOr<std::string> WorkerOf(const nlohmann::ordered_json& body) {
+  const auto worker = body.find("worker");
+  if (worker != body.end() && worker->is_string()) return worker->get<std::string>();
+  return absl::InvalidArgumentError("worker: is missing; send the name of one");
+}
+
 }  // namespace
 
 void Console::AddHandlers(rpc::HttpServer* server) {
@@ -140,6 +146,10 @@ void Console::AddAdminHandlers(rpc::HttpServer* server) {
                       [this](const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
                         Drain(request, std::move(exchange));
                       });
+  server->HandleAsync("POST", "/baton/role",
+                      [this](const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
+                        ChangeRole(request, std::move(exchange));
+                      });
   server->HandleAsync("POST", "/baton/scale",
                       [this](const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
                         Scale(request, std::move(exchange));
@@ -149,12 +159,22 @@ void Console::AddAdminHandlers(rpc::HttpServer* server) {
 void Console::Drain(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
   const absl::StatusOr<nlohmann::ordered_json> body = OwnBody(request);
   if (!body.ok()) return exchange->Respond(Outcome(body.status()));
-  const auto worker = body->find("worker");
-  if (worker == body->end() || !worker->is_string()) {
-    return exchange->Respond(Outcome(absl::InvalidArgumentError("worker: is missing; send the name of one")));
+  const absl::StatusOr<std::string> worker = WorkerOf(*body);
+  if (!worker.ok()) return exchange->Respond(Outcome(worker.status()));
+  sources_.drain(*worker, [exchange](absl::Status status) { exchange->Respond(Outcome(std::move(status))); });
+}
+
+void Console::ChangeRole(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {
+  const absl::StatusOr<nlohmann::ordered_json> body = OwnBody(request);
+  if (!body.ok()) return exchange->Respond(Outcome(body.status()));
+  const absl::StatusOr<std::string> worker = WorkerOf(*body);
+  if (!worker.ok()) return exchange->Respond(Outcome(worker.status()));
+  const auto role = body->find("role");
+  if (role == body->end() || (*role != "prefill" && *role != "decode")) {
+    return exchange->Respond(Outcome(absl::InvalidArgumentError("role: must be \"prefill\" or \"decode\"")));
   }
-  sources_.drain(worker->get<std::string>(),
-                 [exchange](absl::Status status) { exchange->Respond(Outcome(std::move(status))); });
+  sources_.change_role(*worker, role->get<std::string>(),
+                       [exchange](absl::Status status) { exchange->Respond(Outcome(std::move(status))); });
 }
 
 void Console::Scale(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange) {

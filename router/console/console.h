@@ -30,6 +30,9 @@ struct ConsoleSources {
   // Administration; null: there is none. `drain` calls back once, on any thread, before the console goes; `scale` may
   // block for seconds, and a size of 0 says nothing.
   std::function<void(const std::string& worker, std::function<void(absl::Status)> done)> drain;
+  // `role` is "prefill" or "decode"; else as `drain`.
+  std::function<void(const std::string& worker, const std::string& role, std::function<void(absl::Status)> done)>
+      change_role;
   std::function<absl::Status(int prefill, int decode)> scale;
 };
 
@@ -48,6 +51,7 @@ class Console {
   bool admin() const { return sources_.drain != nullptr; }
   void AddAdminHandlers(rpc::HttpServer* server);
   void Drain(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
+  void ChangeRole(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
   void Scale(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
   // A path of JSON, for those who may look.
   void HandleGet(rpc::HttpServer* server, const std::string& path,

@@ -122,6 +122,8 @@ Json Schemas() {
                                        {})},
           {"DetokenizeRequest", ObjectOf({{"model", String()}, {"tokens", ListOf(TokenId())}}, {"tokens"})},
           {"DrainRequest", ObjectOf({{"worker", {{"type", "string"}}}}, {"worker"})},
+          {"ChangeRoleRequest",
+           ObjectOf({{"worker", {{"type", "string"}}}, {"role", {{"enum", {"prefill", "decode"}}}}}, {"worker", "role"})},
           {"ScaleRequest",
            {{"type", "object"},
             {"properties", {{"prefill", PoolSize()}, {"decode", PoolSize()}}},
@@ -198,6 +200,7 @@ std::string OpenApiDocument() {
         {"/baton/requests/{id}", one_request},
         {"/baton/load", Get("Each of the last 600 seconds")},
         {"/baton/drain", Button("Drain a worker", "DrainRequest")},
+        {"/baton/role", Button("Give a worker the other role", "ChangeRoleRequest")},
         {"/baton/scale", Button("Another number of workers, of a cluster that baton up runs", "ScaleRequest")}}},
       {"components", {{"schemas", Schemas()}}}};
   return document.dump(1) + "\n";

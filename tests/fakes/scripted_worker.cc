@@ -84,6 +84,7 @@ struct ScriptedWorker::State {
   int open ABSL_GUARDED_BY(mu) = 0;
   int next_id ABSL_GUARDED_BY(mu) = 0;
   int drains ABSL_GUARDED_BY(mu) = 0;
+  std::vector<std::string> roles ABSL_GUARDED_BY(mu);  // asked for
   using GoOn = std::function<void(const absl::Status&)>;  // an error ends the call with it
   std::map<int, GoOn> paused ABSL_GUARDED_BY(mu);
   std::vector<v1::PrefillRequest> prefills ABSL_GUARDED_BY(mu);
@@ -436,7 +437,17 @@ class ScriptedWorker::DecodeService final : public v1::DecodeWorker::CallbackSer
 class ScriptedWorker::WorkerService final : public v1::Worker::CallbackService {
  public:
   explicit WorkerService(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // Counts only.
+  // Counted only, as is Drain.
+  grpc::ServerUnaryReactor* ChangeRole(grpc::CallbackServerContext* context, const v1::ChangeRoleRequest* request,
+                                       v1::ChangeRoleResponse*) override {
+    {
+      MutexLock lock(&state_->mu);
+      state_->roles.push_back(request->role());
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
                                   v1::DrainResponse*) override {
     {
@@ -521,6 +532,11 @@ int ScriptedWorker::open() const {
   MutexLock lock(&state_->mu);
   return state_->open;
 }
+std::vector<std::string> ScriptedWorker::roles() const {
+  MutexLock lock(&state_->mu);
+  return state_->roles;
+}
+
 int ScriptedWorker::drains() const {
   MutexLock lock(&state_->mu);
   return state_->drains;

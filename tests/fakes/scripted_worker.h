@@ -77,6 +77,7 @@ class ScriptedWorker {
   int calls() const;   // so far
   int open() const;    // running now
   int drains() const;  // asked for
+  std::vector<std::string> roles() const;  // likewise
   int paused() const;  // waiting at a pause now
   std::vector<v1::PrefillRequest> prefills() const;
   std::vector<v1::DecodeRequest> decodes() const;

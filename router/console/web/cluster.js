@@ -45,7 +45,8 @@ function linkRows(worker) {
       h("td", { class: "number" }, speed(link.gigabytes_per_second))))));
 }
 
-function workerCard(worker, onDrain) {
+// `buttons`: of an administrator, or null.
+function workerCard(worker, buttons) {
   const load = worker.load ?? {};
   const ledger = load.ledger ?? Object.fromEntries([...LEDGER, "total", "block_bytes"].map((s) => [s, 0]));
   const decode = worker.info.role === "decode";
@@ -53,8 +54,8 @@ function workerCard(worker, onDrain) {
   return h("article", { class: "card worker " + worker.info.role, "aria-label": worker.info.name },
     h("div", { class: "head" }, h("h3", {}, worker.info.name),
       h("span", { class: "badge " + worker.state }, worker.state),
-      onDrain === null ? null : h("button", { type: "button", disabled: worker.state !== "ready",
-        "aria-label": "Drain " + worker.info.name, onclick: () => onDrain(worker.info.name) }, "Drain")),
+      buttons?.map(({ label, does }) => h("button", { type: "button", disabled: worker.state !== "ready",
+        "aria-label": `${label(worker.info)} ${worker.info.name}`, onclick: () => does(worker.info) }, label(worker.info)))),
     h("dl", { class: "figures" },
       figure("running", count(load.running ?? 0), "sequences in the batch"),
       figure("waiting", count(load.waiting ?? 0), "requests that are not admitted yet"),
@@ -72,11 +73,11 @@ function workerCard(worker, onDrain) {
     h("p", { class: "muted small" }, `${worker.info.backend} · ${worker.info.address}`));
 }
 
-function poolSection({ role, title, about }, workers, onDrain) {
+function poolSection({ role, title, about }, workers, buttons) {
   return h("section", { class: "pool", "aria-labelledby": "pool-" + role },
     h("h2", { id: "pool-" + role }, title, h("span", { class: "muted" }, about)),
     workers.length > 0 ? null : h("p", { class: "muted" }, "No workers. They register by themselves when they run."),
-    workers.map((w) => workerCard(w, onDrain)));
+    workers.map((w) => workerCard(w, buttons)));
 }
 
 export function cluster(root) {
@@ -100,8 +101,14 @@ export function cluster(root) {
       tell(error.message, true);
     }
   }
-  const drain = (name) => administer("/baton/drain", { worker: name },
-    `${name} drains: it takes nothing new, finishes what it has, and leaves.`);
+  const other = (role) => (role === "prefill" ? "decode" : "prefill");
+  const buttons = [
+    { label: ({ role }) => "To " + other(role),
+      does: ({ name, role }) => administer("/baton/role", { worker: name, role: other(role) },
+        `${name} finishes what it has and joins the ${other(role)} pool, with the weights that it holds.`) },
+    { label: () => "Drain", does: ({ name }) => administer("/baton/drain", { worker: name },
+      `${name} drains: it takes nothing new, finishes what it has, and leaves.`) },
+  ];
 
   const size = (role) => h("input", { id: "scale-" + role, type: "number", min: 1, max: 64, value: 1 });
   const prefill = size("prefill"), decode = size("decode");
@@ -139,7 +146,7 @@ export function cluster(root) {
     if (text === last) return;
     last = text;
     const focused = document.activeElement?.getAttribute?.("aria-label");
-    pools.replaceChildren(...POOLS.map((pool) => poolSection(pool, of(pool.role), admin ? drain : null)));
+    pools.replaceChildren(...POOLS.map((pool) => poolSection(pool, of(pool.role), admin ? buttons : null)));
     if (focused) [...pools.querySelectorAll("button")].find((b) => b.getAttribute("aria-label") === focused)?.focus();
     refused.replaceChildren(...(status.refused.length === 0 ? [] : [h("h2", {}, "Refused at registration"),
       h("ul", {}, status.refused.map((r) => h("li", {}, r)))]));

@@ -85,6 +85,24 @@ TEST_F(AdminTest, DrainsAWorkerOnlyForTheConsolesOwnPage) {
   EXPECT_EQ(Drain("no-such", Own()).status, 404);
 }
 
+TEST_F(AdminTest, GivesAWorkerTheOtherRole) {
+  config_.set_console("admin");
+  StartRouter();
+  fakes::ScriptedWorker* worker = AddWorker("d0", "decode");
+  const auto change = [&](const Json& body, const std::string& headers) {
+    return Send("/baton/role", body.dump(), headers).status;
+  };
+  EXPECT_EQ(change({{"worker", "d0"}, {"role", "prefill"}}, ""), 403);
+  EXPECT_EQ(change({{"worker", "d0"}}, Own()), 400);
+  EXPECT_EQ(change({{"worker", "d0"}, {"role", "router"}}, Own()), 400);
+  EXPECT_EQ(change({{"worker", 1}, {"role", "prefill"}}, Own()), 400);
+  EXPECT_EQ(change({{"worker", "no-such"}, {"role", "prefill"}}, Own()), 404);
+  EXPECT_GE(change({{"worker", "d0"}, {"role", "decode"}}, Own()), 400) << "it is one already";
+  EXPECT_TRUE(worker->roles().empty());
+  EXPECT_EQ(change({{"worker", "d0"}, {"role", "prefill"}}, Own()), 200);
+  EXPECT_EQ(worker->roles(), std::vector<std::string>{"prefill"});
+}
+
 TEST_F(AdminTest, ScaleSaysWhenNoUpRunsTheCluster) {
   config_.set_console("admin");
   StartRouter();
