@@ -5,8 +5,15 @@
 namespace baton::router {
 namespace {
 
-bool Keeps(const ModeForecast& forecast, const LatencyLeft& left) {
-  return absl::Microseconds(forecast.ttft_us) <= left.ttft && absl::Microseconds(forecast.itl_us) <= left.itl;
+// Of what is left, the share that a forecast may fill and still have room to spare. A queue forecast is surer than one of steps
+// that others' prompts may share.
+constexpr double kRoomyTtft = 0.6, kRoomyItl = 0.7;
+
+// 0: not at all, 1: just, 2: with room to spare.
+int Keeps(const ModeForecast& forecast, const LatencyLeft& left) {
+  const absl::Duration ttft = absl::Microseconds(forecast.ttft_us), itl = absl::Microseconds(forecast.itl_us);
+  if (ttft > left.ttft || itl > left.itl) return 0;
+  return ttft <= kRoomyTtft * left.ttft && itl <= kRoomyItl * left.itl ? 2 : 1;
 }
 
 }  // namespace
@@ -73,8 +80,8 @@ ModeForecast ForecastLocal(std::span<const WorkerSnapshot> workers, const Placem
 bool PreferLocal(const ModeForecast& remote, const ModeForecast& local, const LatencyLeft& left) {
   // A prefill worker's time is known from the start; that of prompts on decode workers only by trying.
   if (!local.measured) return false;
-  const bool remote_keeps = Keeps(remote, left), local_keeps = Keeps(local, left);
-  if (remote_keeps != local_keeps) return local_keeps;
+  const int remote_keeps = Keeps(remote, left), local_keeps = Keeps(local, left);
+  if (remote_keeps != local_keeps) return local_keeps > remote_keeps;
   return local.total_us() <= remote.total_us();
 }
 

@@ -4,7 +4,9 @@
 // Each way costs the time to token 0, the part of the hand-over that does not overlap with prefill, and what it takes from
 // others: a prefill of d microseconds delays each of the sequences that decode on the same worker by d (local), or the
 // requests that queue on the prefill worker, of which as many are expected behind this one as are there now (remote).
-// Where latency is promised, a way that keeps the promise is preferred to one that does not, whatever they cost.
+// Where latency is promised, a way that keeps the promise with room to spare is preferred to one that just keeps it, and that
+// to one that does not, whatever they cost: a mixed step is made as long as the promise allows, so that a prompt computed
+// between others' tokens takes all of their room, which a prefill worker whose queue is short leaves alone.
 //
 // Thread contract: plain functions.
 #ifndef BATON_ROUTER_SERVING_MODE_H_

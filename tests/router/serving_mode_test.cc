@@ -90,6 +90,24 @@ TEST_F(ServingModeTest, APromiseDecidesBeforeTheCost) {
   EXPECT_FALSE(Local(1024)) << "those who decode would wait too long for a step";
 }
 
+// Mixed steps are made as long as the promise allows. A prefill worker that is in time leaves decode's room alone, even if token 0
+// comes later; one whose queue is long does not.
+TEST_F(ServingModeTest, RoomToSpareIsPreferredToAPromiseThatIsJustKept) {
+  decode().sequences = 1;
+  decode().mixed_batch_tokens = 128;
+  prefill().pending_tokens = 1024;
+  prefill().in_flight = 2;
+  EXPECT_TRUE(Local(512)) << "without a promise it is the faster one";
+  left_.itl = absl::Microseconds(local_.itl_us * 1.1);
+  left_.ttft = absl::Microseconds(remote_.ttft_us * 2);
+  EXPECT_FALSE(Local(512));
+  left_.ttft = absl::Microseconds(remote_.ttft_us * 1.1);
+  EXPECT_TRUE(Local(512)) << "both are just kept: by cost again";
+  left_.itl = absl::Microseconds(local_.itl_us * 2);
+  left_.ttft = absl::Microseconds(remote_.ttft_us * 2);
+  EXPECT_TRUE(Local(512)) << "both have room";
+}
+
 TEST_F(ServingModeTest, WhatIsNotMeasuredIsNotTried) {
   prefill().prefill_cost = prefill().cost = decode().prefill_cost = {};
   EXPECT_FALSE(Local(512));
