@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "tests/bench/goodput_load.h"
 #include "tests/bench/goodput_plot.h"
@@ -30,6 +31,8 @@ namespace {
 struct Flags {
   std::string model, llama_server, json, svg;
   std::string parts = "capacity,rises,goodput";
+  std::string promises = "tight TTFT,balanced,tight ITL";
+  std::string systems = "1 + 1,aggregated,auto,llama-server";
   double seconds = 15;
   int min_requests = 12;
   double grace = 3;
@@ -184,6 +187,7 @@ Rise ItlRise(Target* target, uint64_t seed, bool spin) {
   return {rise(0.5), rise(0.99)};
 }
 
+constexpr double kTrialOverTtft = 1.2;
 constexpr char kSpinning[] = "Baton 1 + 1 beside a loop";
 
 struct Best {
@@ -205,7 +209,7 @@ class Bench {
       if (Part("rises")) Rises(systems, llama);
     }
     for (const Slo& slo : kSlos) {
-      if (Part("goodput")) Search(slo, llama);
+      if (Part("goodput") && Asked(slo)) Search(slo, llama);
     }
     std::printf("\n%s\nin %.1f min; generator's own processor time: at most %.0f %% of one core in a trial\n", Table().c_str(),
                 absl::ToDoubleMinutes(absl::Now() - begin), 100 * generator_share_);
@@ -213,6 +217,7 @@ class Bench {
   }
 
  private:
+  bool Asked(const Slo& slo) const { return absl::StrContains(flags_.promises, slo.name); }
   bool Part(const char* name) const { return absl::StrContains(flags_.parts, name); }
 
   void Unloaded(Target* llama) {
@@ -282,7 +287,8 @@ class Bench {
       for (System* system : All(systems, llama)) {
         Range& range = ranges[system->name];
         const double rate = range.Next(std::max(capacity_[system->name], 0.1));
-        const double seconds = std::max(flags_.seconds, flags_.min_requests / rate);
+        // A queue that grows must show: with arrivals for no longer than the first token may take, any rate would do.
+        const double seconds = std::max({flags_.seconds, flags_.min_requests / rate, kTrialOverTtft * ttft});
         const Trial trial = RunTrial(system->target.get(),
                                      PoissonJobs(rate, seconds, flags_.seed + static_cast<uint64_t>(step)),
                                      absl::Seconds(flags_.grace) + absl::Seconds(ttft));
@@ -301,14 +307,26 @@ class Bench {
     }
   }
 
-  static std::vector<System*> All(std::vector<System>& systems, System& llama) {
+  bool Wanted(absl::string_view name) const {
+    absl::ConsumePrefix(&name, "Baton ");
+    return absl::StrContains(flags_.systems, name);
+  }
+  std::vector<System*> All(std::vector<System>& systems, System& llama) const {
     std::vector<System*> all;
-    for (System& system : systems) all.push_back(&system);
-    all.push_back(&llama);
+    for (System& system : systems) {
+      if (Wanted(system.name)) all.push_back(&system);
+    }
+    if (Wanted(llama.name)) all.push_back(&llama);
     return all;
   }
 
-  std::vector<std::string> Names() const { return {"Baton 1 + 1", "Baton aggregated", "Baton auto", "llama-server"}; }
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const char* name : {"Baton 1 + 1", "Baton aggregated", "Baton auto", "llama-server"}) {
+      if (Wanted(name)) names.push_back(name);
+    }
+    return names;
+  }
   double Rate(const char* slo, const std::string& name) const {
     const auto of_slo = best_.find(slo);
     if (of_slo == best_.end()) return 0;
@@ -317,13 +335,16 @@ class Bench {
   }
 
   std::string Table() const {
-    std::string out = "| requests/s | " + absl::StrJoin(Names(), " | ") + " |\n|---|---|---|---|---|\n";
+    std::string out = "| requests/s | " + absl::StrJoin(Names(), " | ") + " |\n|---|";
+    for (size_t i = 0; i < Names().size(); ++i) out += "---|";
+    out += "\n";
     const auto row = [&](const std::string& name, const std::function<std::string(const std::string&)>& cell) {
       absl::StrAppend(&out, "| ", name, " |");
       for (const std::string& system : Names()) absl::StrAppend(&out, " ", cell(system), " |");
       out += "\n";
     };
     for (const Slo& slo : kSlos) {
+      if (!Asked(slo)) continue;
       row(absl::StrFormat("%s (%gT = %.0f ms, %gI = %.1f ms)", slo.name, slo.ttft_in_t, 1e3 * slo.ttft_in_t * t_,
                           slo.itl_in_i, 1e3 * slo.itl_in_i * i_),
           [&](const std::string& system) { return absl::StrFormat("%.2f", Rate(slo.name, system)); });
@@ -349,6 +370,7 @@ class Bench {
                                    {"steps", flags_.steps}, {"generator_share", generator_share_}};
     std::vector<Bars> bars;
     for (const Slo& slo : kSlos) {
+      if (!Asked(slo)) continue;
       Bars group{slo.name, {}};
       for (const std::string& name : Names()) {
         json["goodput"][slo.name][name] = Rate(slo.name, name);
@@ -384,6 +406,8 @@ int main(int argc, char** argv) {
   app.add_option("--model", flags.model, "GGUF file")->required()->check(CLI::ExistingFile);
   app.add_option("--llama-server", flags.llama_server, "llama.cpp's server program")->required()->check(CLI::ExistingFile);
   app.add_option("--parts", flags.parts, "What to measure: capacity, rises (of gaps during a prefill), goodput; separated by commas");
+  app.add_option("--promises", flags.promises, "Which: tight TTFT, balanced, tight ITL; separated by commas");
+  app.add_option("--systems", flags.systems, "Which: 1 + 1, aggregated, auto, llama-server; separated by commas");
   app.add_option("--seconds", flags.seconds, "Arrivals of one trial, at least");
   app.add_option("--min-requests", flags.min_requests, "Requests of one trial, at least, on average");
   app.add_option("--grace", flags.grace, "Seconds after the last arrival and its TTFT limit until what still runs is cut off");
