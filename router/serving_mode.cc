@@ -5,7 +5,8 @@
 namespace baton::router {
 namespace {
 
-// Of what is left, the share that a forecast may fill and still have room to spare. A queue forecast is surer than one of steps
+// Of what is left, the share that a forecast may fill and still have room to spare (full steps never have: they are as long as
+// they may be). A forecast of a queue is surer than one of steps
 // that others' prompts may share.
 constexpr double kRoomyTtft = 0.6, kRoomyItl = 0.7;
 
@@ -13,6 +14,7 @@ constexpr double kRoomyTtft = 0.6, kRoomyItl = 0.7;
 int Keeps(const ModeForecast& forecast, const LatencyLeft& left) {
   const absl::Duration ttft = absl::Microseconds(forecast.ttft_us), itl = absl::Microseconds(forecast.itl_us);
   if (ttft > left.ttft || itl > left.itl) return 0;
+  if (forecast.full_steps && left.itl < absl::InfiniteDuration()) return 1;
   return ttft <= kRoomyTtft * left.ttft && itl <= kRoomyItl * left.itl ? 2 : 1;
 }
 
@@ -74,6 +76,7 @@ ModeForecast ForecastLocal(std::span<const WorkerSnapshot> workers, const Placem
   const double lost = step > 0 ? mixed * std::max(0.0, 1 - plain / step) : mixed;
   out.others_us = lost * w.sequences;
   out.itl_us = std::max(out.itl_us, step);
+  out.full_steps = w.mixed_batch_tokens > 0 && tokens > w.mixed_batch_tokens;
   return out;
 }
 

@@ -105,6 +105,10 @@ TEST_F(ServingModeTest, RoomToSpareIsPreferredToAPromiseThatIsJustKept) {
   EXPECT_TRUE(Local(512)) << "both are just kept: by cost again";
   left_.itl = absl::Microseconds(local_.itl_us * 2);
   left_.ttft = absl::Microseconds(remote_.ttft_us * 2);
+  EXPECT_FALSE(Local(512)) << "its steps are filled to the budget, of which the forecast is a mean";
+  decode().mixed_batch_tokens = 1024;
+  Local(512);
+  left_.itl = absl::Microseconds(local_.itl_us * 2);
   EXPECT_TRUE(Local(512)) << "both have room";
 }
 
