@@ -283,10 +283,12 @@ class Bench {
     const double ttft = slo.ttft_in_t * t_, itl = slo.itl_in_i * i_;
     std::vector<System> systems = StartBatons(flags_, ttft, itl);
     std::map<std::string, Range> ranges;
+    double baton = 0;  // of all its modes: a short measurement of one alone is coarse
+    for (const System& system : systems) baton = std::max(baton, capacity_[system.name]);
     for (int step = 0; step < flags_.steps; ++step) {
       for (System* system : All(systems, llama)) {
         Range& range = ranges[system->name];
-        const double rate = range.Next(std::max(capacity_[system->name], 0.1));
+        const double rate = range.Next(std::max(system->llama != nullptr ? capacity_[system->name] : baton, 0.1));
         // A queue that grows must show: with arrivals for no longer than the first token may take, any rate would do.
         const double seconds = std::max({flags_.seconds, flags_.min_requests / rate, kTrialOverTtft * ttft});
         const Trial trial = RunTrial(system->target.get(),
