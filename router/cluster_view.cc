@@ -361,6 +361,7 @@ void ClusterView::AddInFlight(const WorkerId& id, const InFlightWork& work) {
   WorkerSnapshot* row = &rows_[worker->row];
   row->in_flight += work.requests;
   row->sequences += work.sequences;
+  row->promised_sequences += work.sequences;
   row->promised_blocks += work.blocks;
   row->free_blocks -= std::min(row->free_blocks, work.blocks);
 }
@@ -375,6 +376,7 @@ void ClusterView::RemoveInFlight(const WorkerId& id, const InFlightWork& work) {
   UpdatePending(*worker);
   row->in_flight -= work.requests;
   row->sequences -= std::min(row->sequences, work.sequences);
+  row->promised_sequences -= std::min(row->promised_sequences, work.sequences);
   row->promised_blocks -= std::min(row->promised_blocks, work.blocks);
   row->free_blocks = std::min(row->free_blocks + work.blocks, row->total_blocks);
 }

@@ -71,6 +71,7 @@ struct WorkerSnapshot {
   uint64_t free_blocks = 0;       // free or evictable; total_blocks before the first report
   uint64_t total_blocks = 0;
   uint64_t promised_blocks = 0;  // to requests this router has on it, whether or not they have come to use them
+  uint32_t promised_sequences = 0;  // likewise: those whose prompt is still computed elsewhere are not in `sequences`
   uint32_t in_flight = 0;        // requests this router has on it
   StepCost cost;                    // of steps that only decode
   StepCost prefill_cost;            // of the others

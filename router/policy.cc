@@ -43,7 +43,7 @@ absl::Status NoWorker(Role role, const Counts& counts, const PlacementNeed& need
   if (counts.full) {
     return absl::ResourceExhaustedError(
         absl::StrCat("every ready ", Name(role), " worker is full",
-                     role == Role::kDecode ? " (KV blocks for prompt and expected output)" : " (tokens ahead)",
+                     role == Role::kDecode ? " (KV blocks for prompt and expected output, or a place in a step)" : " (tokens ahead)",
                      "; try again, or start another"));
   }
   if (counts.too_small) {
@@ -225,12 +225,19 @@ uint64_t FreeBlocks(const WorkerSnapshot& w) {
   return std::min(w.free_blocks, unpromised);
 }
 
+// Sequences that the worker may have: those of a step, and some that are on their way, so that a place which falls free is taken
+// at once. Beyond, a request would wait there, out of reach of admission, which orders, forecasts and refuses.
+uint64_t Places(const WorkerSnapshot& w) { return uint64_t{w.max_sequences} + std::max<uint32_t>(1, w.max_sequences / 8); }
+
 // Takes out decode workers without room. True when there were any.
 bool DropFull(std::span<const WorkerSnapshot> workers, const PlacementNeed& need, std::vector<Scored>* eligible) {
   return std::erase_if(*eligible, [&](const Scored& s) {
            const WorkerSnapshot& w = workers[s.index];
            // An idle worker takes what it can hold at all: then its own queue and preemption decide.
-           return w.total_blocks > 0 && w.in_flight > 0 && FreeBlocks(w) < need.Blocks(w.block_size);
+           if (w.in_flight == 0) return false;
+           return (w.total_blocks > 0 && FreeBlocks(w) < need.Blocks(w.block_size)) ||
+                  (w.max_sequences > 0 &&
+                   uint64_t{std::max(w.sequences, w.promised_sequences)} + need.choices > Places(w));
          }) > 0;
 }
 

@@ -18,6 +18,12 @@ int Keeps(const ModeForecast& forecast, const LatencyLeft& left) {
   return ttft <= kRoomyTtft * left.ttft && itl <= kRoomyItl * left.itl ? 2 : 1;
 }
 
+// The larger of its times as a share of what is left.
+double Strain(const ModeForecast& forecast, const LatencyLeft& left) {
+  return std::max(absl::FDivDuration(absl::Microseconds(forecast.ttft_us), left.ttft),
+                  absl::FDivDuration(absl::Microseconds(forecast.itl_us), left.itl));
+}
+
 }  // namespace
 
 ServingMode ServingModeFrom(absl::string_view name) {
@@ -85,6 +91,7 @@ bool PreferLocal(const ModeForecast& remote, const ModeForecast& local, const La
   if (!local.measured) return false;
   const int remote_keeps = Keeps(remote, left), local_keeps = Keeps(local, left);
   if (remote_keeps != local_keeps) return local_keeps > remote_keeps;
+  if (local_keeps == 0) return Strain(local, left) < Strain(remote, left);
   return local.total_us() <= remote.total_us();
 }
 

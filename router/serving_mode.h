@@ -6,7 +6,8 @@
 // requests that queue on the prefill worker, of which as many are expected behind this one as are there now (remote).
 // Where latency is promised, a way that keeps the promise with room to spare is preferred to one that just keeps it, and that
 // to one that does not, whatever they cost: a mixed step is made as long as the promise allows, so that a prompt computed
-// between others' tokens takes all of their room, which a prefill worker whose queue is short leaves alone.
+// between others' tokens takes all of their room, which a prefill worker whose queue is short leaves alone. Where neither keeps
+// it, the one that misses it by less.
 //
 // Thread contract: plain functions.
 #ifndef BATON_ROUTER_SERVING_MODE_H_

@@ -106,6 +106,29 @@ TEST_F(PolicyTest, DecodeWantsRoomForPromptAndExpectedOutput) {
   EXPECT_EQ(Decode(), "a");
 }
 
+// Beyond the places of a step (and a few for those on their way) a request would wait at the worker, where admission neither
+// orders nor refuses it: ten times the load made nearly every answer late.
+TEST_F(PolicyTest, DecodeWantsAPlaceInAStepToo) {
+  Add("a", Role::kDecode);
+  WorkerSnapshot& w = workers_[0];
+  w.in_flight = 1;
+  w.max_sequences = 16;
+  w.sequences = 17;
+  EXPECT_EQ(Decode(), "a");
+  w.sequences = 18;
+  const auto full = PickDecode(workers_, Need(), nullptr, options_, 0);
+  EXPECT_EQ(full.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(full.status().message(), testing::HasSubstr("place"));
+  w.sequences = 0;
+  w.promised_sequences = 18;  // whose prompts are still computed elsewhere
+  EXPECT_EQ(PickDecode(workers_, Need(), nullptr, options_, 0).status().code(), absl::StatusCode::kResourceExhausted);
+  w.in_flight = 0;
+  EXPECT_EQ(Decode(), "a") << "an idle one takes more choices than a step has places";
+  w.in_flight = 1;
+  w.max_sequences = 0;
+  EXPECT_EQ(Decode(), "a") << "it did not say how many";
+}
+
 TEST_F(PolicyTest, AnIdleDecodeWorkerIsTriedWithWhateverItCanHold) {
   Add("a", Role::kDecode);
   PlacementNeed need = Need(1590, 1600);

@@ -71,6 +71,7 @@ class RouterFixture : public ::testing::Test {
       for (const WorkerSnapshot& worker : router_->view()->Snapshot()) {
         EXPECT_EQ(worker.in_flight, 0u) << worker.id.name;
         EXPECT_EQ(worker.promised_blocks, 0u) << worker.id.name;
+        EXPECT_EQ(worker.promised_sequences, 0u) << worker.id.name;
       }
     }
     EXPECT_TRUE(Eventually([&] { return book_.outstanding() == 0; })) << book_.outstanding() << " tickets are left";

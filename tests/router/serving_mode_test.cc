@@ -112,6 +112,20 @@ TEST_F(ServingModeTest, RoomToSpareIsPreferredToAPromiseThatIsJustKept) {
   EXPECT_TRUE(Local(512)) << "both have room";
 }
 
+TEST_F(ServingModeTest, WhereNeitherKeepsThePromiseTheSmallerBreachIsTaken) {
+  decode().sequences = 4;
+  decode().mixed_batch_tokens = 16;
+  prefill().pending_tokens = 20000;
+  prefill().in_flight = 30;
+  EXPECT_TRUE(Local(512)) << "without a promise";
+  left_.itl = absl::Microseconds(remote_.itl_us * 0.95);
+  left_.ttft = absl::Microseconds(remote_.ttft_us);
+  EXPECT_FALSE(Local(512)) << "mixed steps would break it by more";
+  left_.itl = absl::Microseconds(local_.itl_us * 0.95);
+  left_.ttft = absl::Microseconds(remote_.ttft_us / 4);
+  EXPECT_TRUE(Local(512));
+}
+
 TEST_F(ServingModeTest, WhatIsNotMeasuredIsNotTried) {
   prefill().prefill_cost = prefill().cost = decode().prefill_cost = {};
   EXPECT_FALSE(Local(512));

@@ -22,6 +22,7 @@ struct Scenario {
   double step_fixed_us = 4000;     // decode
   double step_row_us = 500;
   uint64_t decode_blocks = 4000;   // of one worker
+  uint32_t max_sequences = 0;      // likewise; beyond, a request waits at the worker before its prefill; 0: no limit
   double capacity = 7.8;           // requests a second that the workers can do; measured by the 1x run
   absl::Duration ttft = absl::Seconds(2);
   absl::Duration itl = absl::Milliseconds(100);
@@ -52,6 +53,7 @@ class Simulation {
         info.set_model_name("m");
         info.set_max_context(100000);
         info.set_total_blocks(s.decode_blocks);
+        info.set_max_sequences(s.max_sequences);
         auto* f = info.mutable_fingerprint();
         f->set_weights("w");
         f->set_config("c");
@@ -84,7 +86,8 @@ class Simulation {
     uint64_t id = 0;
     double arrival = 0;
     InFlightHold prefill, decode;
-    int at = 0;  // decode worker
+    int at = 0;       // decode worker
+    int prefills = 0;  // prefill worker
     int left = kOutput - 1;
   };
 
@@ -114,6 +117,7 @@ class Simulation {
       beat.set_incarnation("i");
       beat.set_name(absl::StrCat("decode", w));
       beat.mutable_load()->set_running(static_cast<uint32_t>(decoding_[w].size()));
+      beat.mutable_load()->set_waiting(static_cast<uint32_t>(waiting_[w].size()));
       beat.mutable_load()->mutable_ledger()->set_free(s_.decode_blocks - decoding_[w].size() * 36);
       beat.mutable_load()->mutable_cost()->set_fixed_us(s_.step_fixed_us);
       beat.mutable_load()->mutable_cost()->set_per_row_us(s_.step_row_us);
@@ -146,12 +150,24 @@ class Simulation {
       request->prefill = std::move(placed->prefill);
       request->decode = std::move(placed->decode);
       request->at = placed->pair.decode.id.name.back() - '0';
-      const int w = placed->pair.prefill.id.name.back() - '0';
-      busy_until_[w] = std::max(busy_until_[w], now_) + kPrompt * s_.us_per_token;
-      at(busy_until_[w], [this, request] { FirstToken(request); });
+      request->prefills = placed->pair.prefill.id.name.back() - '0';
+      waiting_[request->at].push_back(request);
+      Reserve(request->at);
     });
     const double next = now_ + std::exponential_distribution<double>(rate / 1e6)(random_);
     if (next < end) at(next, [this, rate, end] { Arrive(rate, end); });
+  }
+
+  // Those that wait for a place of the decode worker, in turn.
+  void Reserve(int w) {
+    while (!waiting_[w].empty() && (s_.max_sequences == 0 || taken_[w] < s_.max_sequences)) {
+      const std::shared_ptr<Request> request = waiting_[w].front();
+      waiting_[w].pop_front();
+      ++taken_[w];
+      double& busy = busy_until_[request->prefills];
+      busy = std::max(busy, now_) + kPrompt * s_.us_per_token;
+      at(busy, [this, request] { FirstToken(request); });
+    }
   }
 
   void FirstToken(const std::shared_ptr<Request>& request) {
@@ -172,6 +188,8 @@ class Simulation {
       if (--request->left == 0) ended.push_back(request);
     }
     std::erase_if(decoding_[w], [](const auto& r) { return r->left == 0; });
+    taken_[w] -= static_cast<uint32_t>(ended.size());
+    Reserve(w);
     for (auto& request : ended) {
       request->decode = {};
       placement_->Leave(request->id);
@@ -189,6 +207,8 @@ class Simulation {
   std::multimap<double, std::function<void()>> events_;
   double busy_until_[kWorkers] = {};
   std::vector<std::shared_ptr<Request>> decoding_[kWorkers];
+  std::deque<std::shared_ptr<Request>> waiting_[kWorkers];  // for a place
+  uint32_t taken_[kWorkers] = {};
   Window window_;
 };
 
@@ -230,6 +250,9 @@ INSTANTIATE_TEST_SUITE_P(
                       // 10 sequences fit each worker's KV: 20 in 63 steps of 29 ms.
                       Scenario{.name = "KV-bound", .us_per_token = 50, .step_fixed_us = 24000, .decode_blocks = 370,
                                .capacity = 10.9},
+                      // 12 places on each worker: 24 in 63 steps of 30 ms.
+                      Scenario{.name = "place-bound", .us_per_token = 50, .step_fixed_us = 24000, .max_sequences = 12,
+                               .capacity = 12.7},
                       // Steps above 40 ms are not promised to anybody: 19 sequences a worker.
                       Scenario{.name = "ITL-bound", .us_per_token = 50, .step_fixed_us = 2000, .step_row_us = 2000,
                                .capacity = 15.0, .itl = absl::Milliseconds(40)}),

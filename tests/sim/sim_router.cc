@@ -226,6 +226,7 @@ std::string SimRouter::Held() {
   for (const router::WorkerSnapshot& w : view_.Snapshot()) {
     add(absl::StrCat("requests in flight on ", w.id.name), w.in_flight);
     add(absl::StrCat("blocks promised on ", w.id.name), w.promised_blocks);
+    add(absl::StrCat("sequences promised on ", w.id.name), w.promised_sequences);
   }
   const double running = metrics_.Gauge("baton_requests_in_flight", "Requests the router is working on").Value();
   if (running != 0) absl::StrAppend(&held, running, " in the gauge of running requests; ");
