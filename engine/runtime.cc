@@ -56,10 +56,6 @@ bool OnGpu(const v1::Config& config) { return config.isa() == "cuda"; }
 absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config) {
   kernels::Backend::Options options;
   options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
-  if (OnGpu(config) && options.numerics != kernels::NumericsClass::kF32) {
-    return absl::InvalidArgumentError(absl::StrCat("isa is cuda, whose kernels compute in f32, and numerics is ",
-                                                   kernels::Name(options.numerics), "; set numerics to f32"));
-  }
   const std::optional<kernels::Isa> isa =
       kernels::IsaFromName(config.has_isa() && !OnGpu(config) ? config.isa() : "auto");
   if (!isa.has_value()) {
@@ -277,7 +273,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
 
   std::unique_ptr<LoadedModel> loaded(new LoadedModel());
   if (OnGpu(config)) {
-    absl::StatusOr<kernels::DeviceBackend> device = kernels::CreateDeviceBackend(config.isa());
+    absl::StatusOr<kernels::DeviceBackend> device =
+        kernels::CreateDeviceBackend(config.isa(), plan->backend.numerics);
     if (!device.ok()) return device.status();
     loaded->backend_ = std::move(device->backend);
     loaded->device_ = device->space;
@@ -294,7 +291,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
       model::ComputeFingerprint(*file, plan->model_config, plan->backend.numerics);
   if (!fingerprint.ok()) return fingerprint.status();
   loaded->fingerprint_ = ToProto(*fingerprint);
-  // Long products add up in another order there (docs/GPU.md): such a worker pairs with its like only.
+  // Products add up in another order there (docs/GPU.md): such a worker pairs with its like only.
   if (OnGpu(config)) loaded->fingerprint_.set_numerics_class(absl::StrCat("cuda-", fingerprint->numerics_class));
   model::Transformer::Options transformer_options;
   transformer_options.max_batch_rows = plan->engine.max_batch_tokens;

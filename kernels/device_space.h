@@ -85,12 +85,13 @@ struct DeviceBackend {
   std::unique_ptr<Backend> backend;
   DeviceSpace* space = nullptr;
 };
-using DeviceBackendFactory = absl::StatusOr<DeviceBackend> (*)();
+// INVALID_ARGUMENT for a class that it has not.
+using DeviceBackendFactory = absl::StatusOr<DeviceBackend> (*)(NumericsClass numerics);
 
 // By the name in settings ("cuda"). Programs that have one register it before main (kernels/cuda/register_cuda.cc).
 bool RegisterDeviceBackend(absl::string_view name, DeviceBackendFactory factory);
 // FAILED_PRECONDITION: this program has none of that name. Else the factory's: UNAVAILABLE without a device.
-absl::StatusOr<DeviceBackend> CreateDeviceBackend(absl::string_view name);
+absl::StatusOr<DeviceBackend> CreateDeviceBackend(absl::string_view name, NumericsClass numerics);
 
 }  // namespace baton::kernels
 

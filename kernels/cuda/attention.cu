@@ -1,5 +1,6 @@
 // Attention over paged keys and values. kernels.h has the API, kernels/README.md the order of operations,
-// attention_unit.cuh the work of a block.
+// attention_unit.cuh the work of a block, attention_tensor.cuh that on tensor cores.
+#include "kernels/cuda/attention_tensor.cuh"
 #include "kernels/cuda/attention_unit.cuh"
 
 namespace baton::kernels::cuda {
@@ -31,6 +32,26 @@ __global__ void __launch_bounds__(kThreads) DecodeKernel(const Paged p) {
   worker.LoadQueries();
   worker.Piece((unit.first_piece + piece) * kAttentionPiece);
   worker.StoreRecord(RecordOf(p, unit, piece, blockIdx.y, gridDim.y));
+}
+
+template <DType kDType, int kOctets>
+__global__ void __launch_bounds__(kTensorPrefillWarps * 32) TensorPrefillKernel(const Paged p) {
+  TensorWorker<kDType, kOctets, kTensorPrefillWarps> worker(p, p.a.units[blockIdx.x], blockIdx.y);
+  worker.LoadQueries();
+  worker.Run(worker.first_tile(), worker.end(), [&](int piece) { worker.Merge(piece); });
+  worker.StoreResult();
+}
+
+template <DType kDType, int kOctets>
+__global__ void __launch_bounds__(32) TensorDecodeKernel(const Paged p) {
+  const AttentionUnit unit = p.a.units[blockIdx.x];
+  const int piece = static_cast<int>(blockIdx.z), first = (unit.first_piece + piece) * kAttentionPiece;
+  if (piece >= unit.num_pieces) return;
+  TensorWorker<kDType, kOctets, 1> worker(p, unit, blockIdx.y);
+  worker.LoadQueries();
+  const int begin = worker.first_tile() > first ? worker.first_tile() : first;
+  const int end = worker.end() < first + kAttentionPiece ? worker.end() : first + kAttentionPiece;
+  worker.Run(begin, end, [&](int) { worker.StoreRecord(RecordOf(p, unit, piece, blockIdx.y, gridDim.y)); });
 }
 
 // A block merges the records of one unit and KV head; a thread has its dimensions, the first 16 the sums too.
@@ -95,17 +116,38 @@ void WithDType(DType dtype, const Fn& fn) {
   fn.template operator()<DType::kF16>();
 }
 
+// fn.operator()<dtype, octets>() for 16-bit keys of heads of up to kTensorMaxHeadDim.
+template <typename Fn>
+void WithShape(const KvLayout& layout, const Fn& fn) {
+  const auto of = [&]<DType kDType>() {
+    if (layout.head_dim <= 64) return fn.template operator()<kDType, 8>();
+    fn.template operator()<kDType, 16>();
+  };
+  if (layout.dtype == DType::kBF16) return of.template operator()<DType::kBF16>();
+  of.template operator()<DType::kF16>();
+}
+
 }  // namespace
 
-size_t PrefillAttentionSharedBytes(const KvLayout& layout) {
+size_t PrefillAttentionSharedBytes(const KvLayout& layout, bool tensor_cores) {
   const Paged p = PagedOf({.kv = {nullptr, layout}});
   size_t bytes = 0;
+  if (tensor_cores) {
+    return sizeof(TensorShared) + TensorWorker<DType::kF16, 16, kTensorPrefillWarps>::SharedBytes(p.row_vectors);
+  }
   WithDType(layout.dtype, [&]<DType kDType>() { bytes = SharedBytes<kDType, kPrefillQueries>(p, true); });
   return bytes;
 }
 
 void PrefillAttention(const AttentionArgs& args, Stream stream) {
   const Paged p = PagedOf(args);
+  if (args.tensor_cores) {
+    return WithShape(args.kv.layout, [&]<DType kDType, int kOctets>() {
+      Launch(TensorPrefillKernel<kDType, kOctets>, dim3(args.num_units, args.kv.layout.num_kv_heads),
+             dim3(kTensorPrefillWarps * 32),
+             TensorWorker<kDType, kOctets, kTensorPrefillWarps>::SharedBytes(p.row_vectors), stream, p);
+    });
+  }
   WithDType(args.kv.layout.dtype, [&]<DType kDType>() {
     Launch(PrefillKernel<kDType>, dim3(args.num_units, args.kv.layout.num_kv_heads), dim3(kThreads),
            SharedBytes<kDType, kPrefillQueries>(p, true), stream, p);
@@ -115,6 +157,13 @@ void PrefillAttention(const AttentionArgs& args, Stream stream) {
 void DecodeAttention(const AttentionArgs& args, Stream stream) {
   const Paged p = PagedOf(args);
   const dim3 grid(args.num_units, args.kv.layout.num_kv_heads);
+  if (args.tensor_cores) {
+    WithShape(args.kv.layout, [&]<DType kDType, int kOctets>() {
+      Launch(TensorDecodeKernel<kDType, kOctets>, dim3(grid.x, grid.y, args.max_pieces), dim3(32),
+             TensorWorker<kDType, kOctets, 1>::SharedBytes(p.row_vectors), stream, p);
+    });
+    return Launch(MergeKernel, grid, dim3(kThreads), 0, stream, p);
+  }
   WithDType(args.kv.layout.dtype, [&]<DType kDType>() {
     Launch(DecodeKernel<kDType>, dim3(grid.x, grid.y, args.max_pieces), dim3(kThreads),
            SharedBytes<kDType, kDecodeQueries>(p, false), stream, p);

@@ -19,8 +19,8 @@ void PlanDecode(AttentionUnit unit, int group, int sliding_window, AttentionPlan
   }
 }
 
-void PlanPrefill(const AttentionUnit& chunk, int group, AttentionPlan* plan) {
-  const int heads = std::min(group, kPrefillQueries), rows = kPrefillQueries / heads;
+void PlanPrefill(const AttentionUnit& chunk, int group, int queries, AttentionPlan* plan) {
+  const int heads = std::min(group, queries), rows = queries / heads;
   for (int row = 0; row < chunk.num_rows; row += rows) {
     for (int head = 0; head < group; head += heads) {
       AttentionUnit unit = chunk;
@@ -37,7 +37,7 @@ void PlanPrefill(const AttentionUnit& chunk, int group, AttentionPlan* plan) {
 }  // namespace
 
 AttentionPlan PlanAttention(std::span<const SequenceChunk> chunks, const KvLayout& layout, int group,
-                            int sliding_window) {
+                            int sliding_window, bool tensor_cores) {
   AttentionPlan plan;
   for (const SequenceChunk& chunk : chunks) {
     const AttentionUnit unit = {.row_begin = chunk.row_begin,
@@ -48,7 +48,7 @@ AttentionPlan PlanAttention(std::span<const SequenceChunk> chunks, const KvLayou
     if (chunk.num_rows == 1) {
       PlanDecode(unit, group, sliding_window, &plan);
     } else {
-      PlanPrefill(unit, group, &plan);
+      PlanPrefill(unit, group, tensor_cores ? kTensorPrefillQueries : kPrefillQueries, &plan);
     }
   }
   if (!plan.decode.empty()) {

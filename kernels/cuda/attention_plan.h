@@ -19,9 +19,9 @@ struct AttentionPlan {
   int64_t record_floats = 0;           // AttentionArgs::records
 };
 
-// group: query heads of a KV head. sliding_window: 0 for none.
+// group: query heads of a KV head. sliding_window: 0 for none. tensor_cores: of AttentionArgs.
 AttentionPlan PlanAttention(std::span<const SequenceChunk> chunks, const KvLayout& layout, int group,
-                            int sliding_window);
+                            int sliding_window, bool tensor_cores = false);
 
 }  // namespace baton::kernels::cuda
 

@@ -73,8 +73,9 @@ const DeviceMatrix& MatrixOf(const WeightMatrix& weight) { return static_cast<co
 
 }  // namespace
 
-CudaBackend::CudaBackend()
-    : stream_(Require(OwnedStream::Create())),
+CudaBackend::CudaBackend(NumericsClass numerics)
+    : numerics_(numerics),
+      stream_(Require(OwnedStream::Create())),
       copy_stream_(Require(OwnedStream::Create())),
       calls_(Require(Event::Create())) {}
 
@@ -127,8 +128,24 @@ void CudaBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) c
 }
 
 void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
+  for (const MatMulOutput& output : outputs) RequireOnDevice({x, output.bias, output.y});
+  if (numerics_ == NumericsClass::kBf16) {
+    if (outputs.empty()) return;
+    const int64_t cols = outputs[0].weight->cols();
+    void* const rounded = Reserve(&rounded_, RoundedInputsBytes(m, cols));
+    RoundInputs(x, x_stride, m, cols, rounded, stream_.get());
+    for (const MatMulOutput& output : outputs) {
+      Bf16MatMul({.rounded = rounded,
+                  .m = m,
+                  .weight = MatrixOf(*output.weight),
+                  .bias = output.bias,
+                  .y = output.y,
+                  .y_stride = output.y_stride},
+                 stream_.get());
+    }
+    return;
+  }
   for (const MatMulOutput& output : outputs) {
-    RequireOnDevice({x, output.bias, output.y});
     cuda::MatMul({.x = x,
                   .x_stride = x_stride,
                   .m = m,
@@ -203,7 +220,8 @@ void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::sp
                             const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
   RequireOnDevice({q, out, kv.base});
   const int group = params.num_heads / kv.layout.num_kv_heads;
-  const AttentionPlan plan = PlanAttention(chunks, kv.layout, group, params.sliding_window);
+  const bool tensor_cores = OnTensorCores(kv.layout);
+  const AttentionPlan plan = PlanAttention(chunks, kv.layout, group, params.sliding_window, tensor_cores);
   AttentionArgs args = {.q = q,
                         .q_stride = q_stride,
                         .out = out,
@@ -216,7 +234,8 @@ void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::sp
                         .logit_softcap = params.logit_softcap,
                         .block_tables = Put<int32_t>(&tables_, plan.block_tables),
                         .max_pieces = plan.max_pieces,
-                        .records = static_cast<float*>(Reserve(&records_, plan.record_floats * sizeof(float)))};
+                        .records = static_cast<float*>(Reserve(&records_, plan.record_floats * sizeof(float))),
+                        .tensor_cores = tensor_cores};
   args.units = Put<AttentionUnit>(&prefill_, plan.prefill);
   args.num_units = static_cast<int>(plan.prefill.size());
   PrefillAttention(args, stream_.get());
@@ -325,7 +344,7 @@ absl::Status CudaBackend::CheckLayout(const KvLayout& layout) const {
   }
   const absl::StatusOr<DeviceInfo> device = DescribeDevice();
   if (!device.ok()) return device.status();
-  const size_t needed = PrefillAttentionSharedBytes(layout);
+  const size_t needed = PrefillAttentionSharedBytes(layout, OnTensorCores(layout));
   if (needed <= device->shared_bytes_per_block) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("attention over heads of ", layout.head_dim, " elements needs ", needed, " bytes of shared memory, ",

@@ -1,4 +1,5 @@
-// Backend over the CUDA kernels, in the numerics class kF32.
+// Backend over the CUDA kernels, in the numerics class kF32 or kBf16 (products and attention on tensor cores, the rest as
+// in kF32).
 //
 // Every pointer of a call is memory of its DeviceSpace, KvView::base too, but for spans, which are the host's and free
 // when the call returns. Calls are launched on one stream and not waited for; copies of KV blocks have a stream of
@@ -25,11 +26,11 @@ namespace baton::kernels::cuda {
 
 class CudaBackend final : public Backend, public DeviceSpace {
  public:
-  CudaBackend();
+  explicit CudaBackend(NumericsClass numerics = NumericsClass::kF32);
   ~CudaBackend() override;
 
   std::string name() const override { return "cuda"; }
-  NumericsClass numerics() const override { return NumericsClass::kF32; }
+  NumericsClass numerics() const override { return numerics_; }
 
   absl::StatusOr<std::unique_ptr<WeightMatrix>> PackWeights(const HostTensor& tensor) override;
   void ReadRow(const WeightMatrix& weight, int64_t row, float* out) const override;
@@ -63,6 +64,9 @@ class CudaBackend final : public Backend, public DeviceSpace {
   absl::Status CheckLayout(const KvLayout& layout) const override;
 
  private:
+  bool OnTensorCores(const KvLayout& layout) const {
+    return numerics_ == NumericsClass::kBf16 && TensorCoresAttend(layout);
+  }
   // What the host gives a call goes to the device from here: parts of pinned memory, used in turn.
   class Staging {
    public:
@@ -94,13 +98,14 @@ class CudaBackend final : public Backend, public DeviceSpace {
   void BeginCopies();
   CopyId EndCopies();
 
+  const NumericsClass numerics_;
   OwnedStream stream_, copy_stream_;  // of calls; of copies
   Event calls_;                       // behind the calls before the latest copies
   std::deque<Started> copies_;        // not known to be done, in order
   std::vector<Event> spare_events_;
   CopyId last_copy_ = 0;
   Staging staging_;
-  DeviceMemory positions_, block_ids_, tables_, prefill_, decode_, records_;
+  DeviceMemory rounded_, positions_, block_ids_, tables_, prefill_, decode_, records_;
   std::map<void*, DeviceMemory> allocated_;
 };
 

@@ -23,6 +23,7 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
   double memory_bytes_per_second = 0;   // by clock and bus width; 0 if not told
   uint64_t shared_bytes_per_block = 0;  // at most, for a kernel that asks for it
+  double tensor_flops_per_second = 0;   // of bf16 products summed in f32, by clock and kind; 0 if not known
 };
 // UNAVAILABLE when there is none.
 absl::StatusOr<DeviceInfo> DescribeDevice();

@@ -99,12 +99,30 @@ void MatMul(const MatMulArgs& args, Stream stream);
 // out[0, cols) = row `row` of the weight, as DequantizeRow gives it.
 void ReadRow(const DeviceMatrix& weight, int64_t row, float* out, Stream stream);
 
+// Products of the class kBf16, on tensor cores (sm_80 and up): both sides rounded to bfloat16, sums in f32. matmul_bf16.cu
+// has the order, which is the same for any m; its smallest step is the device's own.
+inline constexpr int kBf16Piece = 1024;     // inputs that one chain of sums takes
+inline constexpr int kBf16FewRows = 64;     // up to here each warp streams weights of its own
+size_t RoundedInputsBytes(int m, int64_t cols);
+// rounded: RoundedInputsBytes, 16-byte aligned. Once for all products of the same inputs.
+void RoundInputs(const float* x, int64_t x_stride, int m, int64_t cols, void* rounded, Stream stream);
+struct Bf16MatMulArgs {
+  const void* rounded = nullptr;  // RoundInputs of m rows of weight.cols
+  int m = 0;
+  DeviceMatrix weight;
+  const float* bias = nullptr;  // [weight.rows] or null
+  float* y = nullptr;           // [m, weight.rows]; written several times
+  int64_t y_stride = 0;
+};
+void Bf16MatMul(const Bf16MatMulArgs& args, Stream stream);
+
 
 // Attention of Backend, in the order of kernels/README.md: keys in tiles of 64, pieces of kAttentionPiece, both at
 // multiples of the absolute position. A prefill unit's block goes through all pieces; of a decode unit each piece is a
 // block of its own, whose result is a record, and a second kernel merges the records in ascending order.
 inline constexpr int kAttentionPiece = 512;
 inline constexpr int kPrefillQueries = 16;  // rows times heads of a unit
+inline constexpr int kTensorPrefillQueries = 64;  // likewise, with tensor_cores
 inline constexpr int kDecodeQueries = 8;
 constexpr int64_t AttentionRecordFloats(int head_dim) { return head_dim + 32; }  // output, sums, maximum
 
@@ -134,10 +152,16 @@ struct AttentionArgs {
   int num_units = 0;
   int max_pieces = 0;        // decode
   float* records = nullptr;  // decode: 16-byte aligned
+  bool tensor_cores = false; // in the order of attention_tensor.cuh; see TensorCoresAttend
 };
+// In the class kBf16: keys of 16 bits, and heads whose outputs fit in registers. Others are in f32, prefill and decode.
+inline constexpr int kTensorMaxHeadDim = 128;
+constexpr bool TensorCoresAttend(const KvLayout& layout) {
+  return layout.dtype != DType::kF32 && layout.head_dim <= kTensorMaxHeadDim;
+}
 void PrefillAttention(const AttentionArgs& args, Stream stream);
 // Of shared memory in a block, which not every device has.
-size_t PrefillAttentionSharedBytes(const KvLayout& layout);
+size_t PrefillAttentionSharedBytes(const KvLayout& layout, bool tensor_cores);
 void DecodeAttention(const AttentionArgs& args, Stream stream);
 
 

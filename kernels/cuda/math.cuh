@@ -79,6 +79,28 @@ __device__ __forceinline__ uint16_t Bf16Of(float f) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Two bfloat16, the first in the low half; as Bf16Of, but that the device has one NaN.
+__device__ __forceinline__ uint32_t Bf16Pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return Bf16Of(low) | static_cast<uint32_t>(Bf16Of(high)) << 16;
+#endif
+}
+
+// Two halves, likewise.
+__device__ __forceinline__ uint32_t HalfPair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return HalfOf(low) | static_cast<uint32_t>(HalfOf(high)) << 16;
+#endif
+}
+
 }  // namespace baton::kernels::cuda
 
 #endif  // BATON_KERNELS_CUDA_MATH_CUH_

@@ -19,9 +19,9 @@ class GpuClusterTest : public testing::Test {
  protected:
   GpuClusterTest() : model_(testing::TempDir() + "/tiny.gguf") { EXPECT_TRUE(fakes::WriteTinyGguf({}, model_).ok()); }
   absl::StatusOr<std::unique_ptr<Cluster>> Start(std::vector<std::string> prefill, std::vector<std::string> decode,
-                                                 const std::string& transport) {
+                                                 const std::string& transport, const std::string& numerics = "f32") {
     return Cluster::Start({.model = model_,
-                           .flags = {"--kv-memory-mib=4", "--numerics=f32", "--kv-dtype=f16", "--max-batch-tokens=32",
+                           .flags = {"--kv-memory-mib=4", "--numerics=" + numerics, "--kv-dtype=f16", "--max-batch-tokens=32",
                                      "--kv-transport=" + transport},
                            .prefill_flags = std::move(prefill),
                            .decode_flags = std::move(decode),
@@ -56,6 +56,26 @@ TEST_F(GpuClusterTest, TokensAreThoseOfTheCpu) {
     const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
     EXPECT_TRUE(quiet.ok()) << quiet;
   }
+}
+
+// The CPU has not their bits, so what a cluster gives is compared with one emulated GPU that has one request at a time.
+TEST_F(GpuClusterTest, TokensFromTensorCoresAreThoseOfOneProcess) {
+  OneProcess oracle(model_, {"--numerics=bf16", "--kv-dtype=f16", "--isa=cuda"});
+  auto cluster = Start({"--isa=cuda"}, {"--isa=cuda"}, "auto", "bf16");
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  for (int i = 0; i < kRequests / 2; ++i) {
+    SCOPED_TRACE(absl::StrCat("seed ", 800 + i));
+    const v1::GenerateRequest request = RandomRequest(800 + i, kShape);
+    const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
+    ASSERT_TRUE(got.status.ok()) << got.status.error_message();
+    EXPECT_EQ(got.violation, "");
+    auto want = oracle.Run(request);
+    ASSERT_TRUE(want.ok()) << want.status();
+    for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
+  }
+  auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-bf16");
 }
 
 TEST_F(GpuClusterTest, OtherNumericsAreRefusedBeforeAnythingIsLoaded) {

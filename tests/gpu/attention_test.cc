@@ -1,5 +1,6 @@
-// Paged attention on the emulator against the CPU's plain C++ kernels, bit for bit: prefill in chunks of any size, decode
-// over pieces, batches of both.
+// Paged attention on the emulator against the CPU's plain C++ kernels, bit for bit: prefill in chunks of any size,
+// decode over pieces, batches of both. On tensor cores against the definition with rounded operands, and prefill
+// against decode.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -32,6 +33,7 @@ const Case kCases[] = {
     {"piece_window", 2, 1, 16, 16, 520, DType::kBF16, 300, 0, 500},
     {"window_at_a_piece", 1, 1, 8, 16, 1030, DType::kF16, 10, 0, 1020},
     {"one_block", 4, 4, 80, 64, 50, DType::kBF16},
+    {"window_of_128", 4, 2, 128, 16, 67, DType::kF16, 33},
 };
 
 // What Backend::Attention would be given.
@@ -45,15 +47,17 @@ struct Call {
   int64_t out_stride;
 };
 
-void RunOnEmulator(const Call& call) {
+template <bool kTensorCores>
+void RunKernels(const Call& call) {
   const int group = call.params.num_heads / call.kv.layout.num_kv_heads;
-  const AttentionPlan plan = PlanAttention(call.chunks, call.kv.layout, group, call.params.sliding_window);
+  const AttentionPlan plan =
+      PlanAttention(call.chunks, call.kv.layout, group, call.params.sliding_window, kTensorCores);
   std::vector<float> records(plan.record_floats, NAN);
   AttentionArgs args = {.q = call.q, .q_stride = call.q_stride, .out = call.out, .out_stride = call.out_stride,
                         .kv = call.kv, .layer = 1, .group = group, .scale = call.params.scale,
                         .sliding_window = call.params.sliding_window, .logit_softcap = call.params.logit_softcap,
                         .block_tables = plan.block_tables.data(), .max_pieces = plan.max_pieces,
-                        .records = records.data()};
+                        .records = records.data(), .tensor_cores = kTensorCores};
   args.units = plan.prefill.data();
   args.num_units = static_cast<int>(plan.prefill.size());
   PrefillAttention(args, nullptr);
@@ -61,6 +65,9 @@ void RunOnEmulator(const Call& call) {
   args.num_units = static_cast<int>(plan.decode.size());
   DecodeAttention(args, nullptr);
 }
+
+constexpr auto RunOnEmulator = RunKernels<false>;
+constexpr auto RunOnTensorCores = RunKernels<true>;
 
 void RunOnCpu(const Call& call) {
   Reference()->Attention(1, call.q, call.q_stride, call.chunks, call.kv, call.params, call.out, call.out_stride);
@@ -91,9 +98,25 @@ class Sequence {
   int q_stride() const { return c_.num_heads * c_.head_dim; }
   KvView view() { return {pool_.data(), layout_}; }
   std::vector<std::byte>& pool() { return pool_; }
-  size_t KeyOffset(int position, bool is_value) const {
-    return table_[position / c_.block_size] * layout_.block_bytes() + layout_.offset(1, is_value, 0) +
+  size_t KeyOffset(int position, bool is_value, int kv_head = 0) const {
+    return table_[position / c_.block_size] * layout_.block_bytes() + layout_.offset(1, is_value, kv_head) +
            position % c_.block_size * layout_.element_bytes() * c_.head_dim;
+  }
+  // The key or value of a position, as stored (16 bits).
+  std::vector<double> Stored(int position, bool is_value, int kv_head) const {
+    std::vector<double> row(c_.head_dim);
+    for (int d = 0; d < c_.head_dim; ++d) {
+      uint16_t bits;
+      std::memcpy(&bits, pool_.data() + KeyOffset(position, is_value, kv_head) + 2 * d, 2);
+      row[d] = c_.dtype == DType::kBF16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
+    }
+    return row;
+  }
+  // What a query times scale becomes.
+  double Query(int position, int head, int d) const {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(c_.head_dim));
+    const float q = q_[size_t{1} * position * q_stride() + head * c_.head_dim + d] * scale;
+    return c_.dtype == DType::kBF16 ? Bf16ToFloat(FloatToBf16(q)) : HalfToFloat(FloatToHalf(q));
   }
 
   // Positions from c.first on, in chunks of these rows over and over.
@@ -145,6 +168,68 @@ TEST_P(AttentionTest, ThreadsMayRunInAnyOrder) {
   ExpectSameBitsInAnyOrder(expected, [&] { return sequence.Compute(RunOnEmulator, {17, 1}); });
 }
 
+// A prompt in chunks, in one, and token by token.
+TEST_P(AttentionTest, OnTensorCoresPrefillAndDecodeHaveTheSameBits) {
+  Case c = GetParam();
+  if (c.dtype == DType::kF32) c.dtype = DType::kBF16;
+  if (c.head_dim > kTensorMaxHeadDim) GTEST_SKIP() << "in f32";
+  Sequence sequence(c, 6);
+  const std::vector<float> expected = sequence.Compute(RunOnTensorCores, {c.length});
+  for (const std::vector<int>& chunks : {std::vector{1}, {7, 32, 1, 19}, {65}}) {
+    const std::vector<float> out = sequence.Compute(RunOnTensorCores, chunks);
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_EQ(std::memcmp(&out[i], &expected[i], 4), 0)
+          << "chunks of " << chunks[0] << ", position " << i / sequence.q_stride() << " element "
+          << i % sequence.q_stride() << ": " << out[i] << ", expected " << expected[i];
+    }
+  }
+}
+
+TEST_P(AttentionTest, OnTensorCoresThreadsMayRunInAnyOrder) {
+  Case c = GetParam();
+  if (c.dtype == DType::kF32) c.dtype = DType::kF16;
+  if (c.head_dim > kTensorMaxHeadDim) GTEST_SKIP() << "in f32";
+  c.first = std::max(c.first, c.length - 20);
+  Sequence sequence(c, 7);
+  const std::vector<float> expected = sequence.Compute(RunOnTensorCores, {17, 1});
+  ExpectSameBitsInAnyOrder(expected, [&] { return sequence.Compute(RunOnTensorCores, {17, 1}); });
+}
+
+// In double, with queries, keys and values as they are rounded: only the weights' own rounding is left.
+TEST_P(AttentionTest, OnTensorCoresIsNearTheDefinition) {
+  Case c = GetParam();
+  if (c.dtype == DType::kF32) c.dtype = DType::kBF16;
+  if (c.head_dim > kTensorMaxHeadDim) GTEST_SKIP() << "in f32";
+  c.first = std::max(c.first, c.length - 9);
+  Sequence sequence(c, 8);
+  const double unit = c.dtype == DType::kBF16 ? 1.0 / 256 : 1.0 / 2048;
+  const std::vector<float> out = sequence.Compute(RunOnTensorCores, {c.length});
+  for (int head = 0; head < c.num_heads; ++head) {
+    const int kv_head = head / (c.num_heads / c.num_kv_heads);
+    for (int position = c.first; position < c.length; ++position) {
+      double total = 0;
+      std::vector<double> sums(c.head_dim), sizes(c.head_dim);
+      for (int key = c.window > 0 ? std::max(position - c.window + 1, 0) : 0; key <= position; ++key) {
+        const std::vector<double> k = sequence.Stored(key, false, kv_head), v = sequence.Stored(key, true, kv_head);
+        double score = 0;
+        for (int d = 0; d < c.head_dim; ++d) score += sequence.Query(position, head, d) * k[d];
+        if (c.softcap > 0) score = c.softcap * std::tanh(score / c.softcap);
+        const double weight = std::exp(score);
+        total += weight;
+        for (int d = 0; d < c.head_dim; ++d) {
+          sums[d] += weight * v[d];
+          sizes[d] += weight * std::abs(v[d]);
+        }
+      }
+      for (int d = 0; d < c.head_dim; ++d) {
+        ASSERT_NEAR(out[size_t{1} * position * sequence.q_stride() + head * c.head_dim + d], sums[d] / total,
+                    unit * sizes[d] / total + 1e-5)
+            << "position " << position << ", head " << head << ", dimension " << d;
+      }
+    }
+  }
+}
+
 // What else is in the batch does not matter.
 TEST(AttentionBatchTest, SequencesDoNotSeeOneAnother) {
   KvLayout layout{.dtype = DType::kF16, .block_size = 8, .num_layers = 2, .num_kv_heads = 2, .head_dim = 32};
@@ -168,10 +253,12 @@ TEST(AttentionBatchTest, LaterPositionsCannotPoisonEarlierRows) {
   for (const bool is_value : {false, true}) {
     Sequence sequence(c, 9);
     std::memset(sequence.pool().data() + sequence.KeyOffset(20, is_value), 0xff, 2);
-    for (const int rows : {40, 1}) {
-      const std::vector<float> out = sequence.Compute(RunOnEmulator, {rows});
-      for (int position = 0; position < 40; ++position) {
-        EXPECT_EQ(std::isfinite(out[position * sequence.q_stride()]), position < 20) << position << " " << is_value;
+    for (const auto run : {RunOnEmulator, RunOnTensorCores}) {
+      for (const int rows : {40, 1}) {
+        const std::vector<float> out = sequence.Compute(run, {rows});
+        for (int position = 0; position < 40; ++position) {
+          EXPECT_EQ(std::isfinite(out[position * sequence.q_stride()]), position < 20) << position << " " << is_value;
+        }
       }
     }
   }
@@ -180,12 +267,15 @@ TEST(AttentionBatchTest, LaterPositionsCannotPoisonEarlierRows) {
 TEST(AttentionPlanTest, CoversEachRowAndHeadOnce) {
   const std::vector<int32_t> table(100);
   const SequenceChunk chunks[] = {{0, 37, 3, table}, {37, 1, 1200, table}, {38, 2, 0, table}};
-  for (const int group : {1, 3, 8, 9, 40}) {
-    const AttentionPlan plan = PlanAttention(chunks, {.block_size = 16, .num_kv_heads = 2, .head_dim = 8}, group, 0);
+  for (const auto& [group, tensor_cores] :
+       {std::pair{1, false}, {3, true}, {8, true}, {8, false}, {9, false}, {40, true}, {70, true}}) {
+    const AttentionPlan plan =
+        PlanAttention(chunks, {.block_size = 16, .num_kv_heads = 2, .head_dim = 8}, group, 0, tensor_cores);
     std::vector<int> seen(40 * group);
+    const int prefill_queries = tensor_cores ? kTensorPrefillQueries : kPrefillQueries;
     for (const auto* units : {&plan.prefill, &plan.decode}) {
       for (const AttentionUnit& unit : *units) {
-        EXPECT_LE(unit.num_rows * unit.num_heads, units == &plan.decode ? kDecodeQueries : kPrefillQueries);
+        EXPECT_LE(unit.num_rows * unit.num_heads, units == &plan.decode ? kDecodeQueries : prefill_queries);
         for (int r = 0; r < unit.num_rows; ++r) {
           for (int h = 0; h < unit.num_heads; ++h) ++seen[(unit.row_begin + r) * group + unit.head_begin + h];
         }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <span>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -156,8 +158,53 @@ std::string CheckMatMul(DType dtype, int64_t rows, int64_t cols, int m, uint32_t
   return Compare(device.Get(y, expected.size()), expected, device);
 }
 
-// A batch of one prefill chunk and one decode row, written by RopeWriteKv and attended to.
-std::string CheckAttention(DType dtype, int num_heads, int num_kv_heads, int head_dim, int length, uint32_t seed) {
+// On tensor cores, whose smallest step has an order of its own: near the exact product of the rounded values, and the bits
+// of each row alone.
+std::string CheckBf16MatMul(DType dtype, int64_t rows, int64_t cols, int m, uint32_t seed) {
+  Device device;
+  const TestTensor tensor = RandomTensor(dtype, rows, cols, seed);
+  const std::vector<float> x = RandomFloats(m * cols, seed + 1), bias = RandomFloats(rows, seed + 2);
+  const DeviceWeight weight(device, tensor.host());
+  float* const y = device.New<float>(m * rows);
+  const float* const x_on_device = device.Put(x);
+  const float* const bias_on_device = device.Put(bias);
+  std::byte* const rounded = device.New<std::byte>(RoundedInputsBytes(m, cols));
+  const auto run = [&](int first, int n) {
+    if (!device.status().ok()) return;
+    RoundInputs(x_on_device + first * cols, cols, n, cols, rounded, kStream);
+    Bf16MatMul({.rounded = rounded, .m = n, .weight = weight.matrix, .bias = bias_on_device, .y = y + first * rows,
+                .y_stride = rows},
+               kStream);
+  };
+  for (int r = 0; r < m; ++r) run(r, 1);
+  const std::vector<float> alone = device.Get(y, m * rows);
+  run(0, m);
+  const std::vector<float> together = device.Get(y, m * rows);
+  const std::string difference = Compare(together, alone, device);
+  if (!difference.empty()) return difference;
+  constexpr int64_t kOutputs = 40;  // from the end, where tiles are not whole
+  for (int64_t o = std::max<int64_t>(rows - kOutputs, 0); o < rows; ++o) {
+    const std::vector<float> w = tensor.Row(o);
+    for (int r = 0; r < m; ++r) {
+      double sum = bias[o], size = std::abs(sum);
+      for (int64_t k = 0; k < cols; ++k) {
+        const double term = double{Bf16ToFloat(FloatToBf16(w[k]))} * Bf16ToFloat(FloatToBf16(x[r * cols + k]));
+        sum += term;
+        size += std::abs(term);
+      }
+      const double got = together[r * rows + o];
+      if (!(std::abs(got - sum) <= 1e-5 * size)) {
+        return absl::StrCat("row ", r, ", output ", o, " is ", got, ", expected ", sum, " +- ", 1e-5 * size);
+      }
+    }
+  }
+  return "";
+}
+
+// A batch of one prefill chunk and one decode row, written by RopeWriteKv and attended to. Tensor cores are near the CPU
+// (as the types' roundings have it), and each row has the bits that it has alone, in decode.
+std::string CheckAttention(bool tensor_cores, DType dtype, int num_heads, int num_kv_heads, int head_dim, int length,
+                           uint32_t seed) {
   Device device;
   const KvLayout layout = {.dtype = dtype, .num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim};
   const int num_blocks = length / layout.block_size + 2, rows = std::min(length, 40), q_dim = num_heads * head_dim;
@@ -183,23 +230,39 @@ std::string CheckAttention(DType dtype, int num_heads, int num_kv_heads, int hea
   const AttentionParams params = {num_heads, 1.0f / std::sqrt(static_cast<float>(head_dim)), 0, 0};
   cpu->Attention(0, q.data(), q_dim, chunks, {pool.data(), layout}, params, expected.data(), q_dim);
   const int group = num_heads / num_kv_heads;
-  const AttentionPlan plan = PlanAttention(chunks, layout, group, 0);
-  float* const out = device.New<float>(expected.size());
-  AttentionArgs args = {.q = device.Put(q), .q_stride = q_dim, .out = out, .out_stride = q_dim,
-                        .kv = {kv_on_device, layout}, .group = group, .scale = params.scale,
-                        .block_tables = device.Put(plan.block_tables), .max_pieces = plan.max_pieces,
-                        .records = device.New<float>(plan.record_floats)};
-  const AttentionUnit* const prefill = device.Put(plan.prefill);
-  const AttentionUnit* const decode = device.Put(plan.decode);
-  if (device.status().ok()) {
-    args.units = prefill;
-    args.num_units = static_cast<int>(plan.prefill.size());
-    PrefillAttention(args, kStream);
-    args.units = decode;
-    args.num_units = static_cast<int>(plan.decode.size());
-    DecodeAttention(args, kStream);
+  const float* const q_on_device = device.Put(q);
+  const auto run = [&](std::span<const SequenceChunk> batch) {
+    const AttentionPlan plan = PlanAttention(batch, layout, group, 0, tensor_cores);
+    float* const out = device.New<float>(expected.size());
+    AttentionArgs args = {.q = q_on_device, .q_stride = q_dim, .out = out, .out_stride = q_dim,
+                          .kv = {kv_on_device, layout}, .group = group, .scale = params.scale,
+                          .block_tables = device.Put(plan.block_tables), .max_pieces = plan.max_pieces,
+                          .records = device.New<float>(plan.record_floats), .tensor_cores = tensor_cores};
+    const AttentionUnit* const prefill = device.Put(plan.prefill);
+    const AttentionUnit* const decode = device.Put(plan.decode);
+    if (device.status().ok()) {
+      args.units = prefill;
+      args.num_units = static_cast<int>(plan.prefill.size());
+      PrefillAttention(args, kStream);
+      args.units = decode;
+      args.num_units = static_cast<int>(plan.decode.size());
+      DecodeAttention(args, kStream);
+    }
+    return device.Get(out, expected.size());
+  };
+  const std::vector<float> out = run(chunks);
+  if (!tensor_cores) return Compare(out, expected, device);
+  std::vector<SequenceChunk> alone;
+  for (int r = 0; r < rows; ++r) alone.push_back({r, 1, length - rows + r, table});
+  const std::string difference = Compare(out, run(alone), device);
+  if (!difference.empty()) return difference;
+  const float bound = dtype == DType::kBF16 ? 0.03f : 0.01f;
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (!(std::abs(out[i] - expected[i]) <= bound)) {
+      return absl::StrCat("element ", i, " is ", out[i], ", expected ", expected[i], " +- ", bound);
+    }
   }
-  return Compare(device.Get(out, expected.size()), expected, device);
+  return "";
 }
 
 std::string CheckSample(int vocab, int m, uint32_t seed) {
@@ -238,23 +301,31 @@ double TimeOf(Device& device, const std::function<void()>& launch) {
   return absl::ToDoubleSeconds(absl::Now() - start) / kCalls;
 }
 
-Timing TimeMatMul(DType dtype, int64_t rows, int64_t cols, int m, absl::Status* status) {
+Timing TimeMatMul(bool tensor_cores, DType dtype, int64_t rows, int64_t cols, int m, absl::Status* status) {
   Device device;
   const int64_t code_bytes = rows * cols * 16 / MatrixStep(dtype);
   const int64_t scale_bytes = BlockElements(dtype) > 1 ? rows * cols / 32 * 2 : 0;
   const DeviceMatrix matrix = {dtype, rows, cols, device.New<uint8_t>(code_bytes), device.New<uint8_t>(scale_bytes)};
   const MatMulArgs args = {.x = device.New<float>(m * cols), .x_stride = cols, .m = m, .weight = matrix,
                            .y = device.New<float>(m * rows), .y_stride = rows};
-  Timing timing = {.name = absl::StrCat("matmul ", std::string(Name(dtype)), " ", rows, " x ", cols, ", ", m, " rows"),
+  std::byte* const rounded = device.New<std::byte>(RoundedInputsBytes(m, cols));
+  Timing timing = {.name = absl::StrCat(tensor_cores ? "tensor cores " : "matmul ", std::string(Name(dtype)), " ", rows,
+                                        " x ", cols, ", ", m, " rows"),
                    .bytes = static_cast<double>(code_bytes + scale_bytes),
-                   .flops = 2.0 * static_cast<double>(rows) * static_cast<double>(cols) * m};
-  if (device.status().ok()) timing.seconds = TimeOf(device, [&] { MatMul(args, kStream); });
+                   .flops = 2.0 * static_cast<double>(rows) * static_cast<double>(cols) * m,
+                   .tensor_cores = tensor_cores};
+  const auto run = [&] {
+    if (!tensor_cores) return MatMul(args, kStream);
+    RoundInputs(args.x, cols, m, cols, rounded, kStream);
+    Bf16MatMul({.rounded = rounded, .m = m, .weight = matrix, .y = args.y, .y_stride = rows}, kStream);
+  };
+  if (device.status().ok()) timing.seconds = TimeOf(device, run);
   *status = device.status();
   return timing;
 }
 
-// 32 query and 8 KV heads of 128, BF16.
-Timing TimeDecodeAttention(int batch, int keys, absl::Status* status) {
+// 32 query and 8 KV heads of 128, BF16: `rows` last positions of each sequence.
+Timing TimeAttention(bool tensor_cores, int batch, int keys, int rows, absl::Status* status) {
   Device device;
   const KvLayout layout = {.dtype = DType::kBF16, .num_layers = 1, .num_kv_heads = 8, .head_dim = 128};
   const int blocks = keys / layout.block_size;
@@ -262,18 +333,26 @@ Timing TimeDecodeAttention(int batch, int keys, absl::Status* status) {
   std::vector<SequenceChunk> chunks;
   for (int i = 0; i < batch; ++i) {
     for (int b = 0; b < blocks; ++b) tables[i].push_back(i * blocks + b);
-    chunks.push_back({i, 1, keys - 1, tables[i]});
+    chunks.push_back({i * rows, rows, keys - rows, tables[i]});
   }
-  const AttentionPlan plan = PlanAttention(chunks, layout, 4, 0);
-  AttentionArgs args = {.q = device.New<float>(batch * 4096), .q_stride = 4096, .out = device.New<float>(batch * 4096),
+  const AttentionPlan plan = PlanAttention(chunks, layout, 4, 0, tensor_cores);
+  const size_t values = size_t{4096} * batch * rows;
+  AttentionArgs args = {.q = device.New<float>(values), .q_stride = 4096, .out = device.New<float>(values),
                         .out_stride = 4096,
                         .kv = {device.New<std::byte>(size_t{1} * batch * blocks * layout.block_bytes()), layout},
                         .group = 4, .scale = 0.088f, .block_tables = device.Put(plan.block_tables),
-                        .units = device.Put(plan.decode), .num_units = static_cast<int>(plan.decode.size()),
-                        .max_pieces = plan.max_pieces, .records = device.New<float>(plan.record_floats)};
-  Timing timing = {.name = absl::StrCat("decode attention, ", batch, " sequences of ", keys, " keys"),
-                   .bytes = static_cast<double>(batch) * keys * layout.token_bytes()};
-  if (device.status().ok()) timing.seconds = TimeOf(device, [&] { DecodeAttention(args, kStream); });
+                        .units = device.Put(rows == 1 ? plan.decode : plan.prefill),
+                        .num_units = static_cast<int>(rows == 1 ? plan.decode.size() : plan.prefill.size()),
+                        .max_pieces = plan.max_pieces, .records = device.New<float>(plan.record_floats),
+                        .tensor_cores = tensor_cores};
+  const double seen = static_cast<double>(batch) * rows * (keys - 0.5 * (rows - 1));  // keys of all rows
+  Timing timing = {.name = absl::StrCat(tensor_cores ? "tensor core " : "", "attention, ", batch, " sequences of ", keys,
+                                        " keys, ", rows, " rows"),
+                   .bytes = static_cast<double>(batch) * keys * layout.token_bytes(),
+                   .flops = 4 * 4096 * seen,
+                   .tensor_cores = tensor_cores};
+  const auto run = [&] { return rows == 1 ? DecodeAttention(args, kStream) : PrefillAttention(args, kStream); };
+  if (device.status().ok()) timing.seconds = TimeOf(device, run);
   *status = device.status();
   return timing;
 }
@@ -296,12 +375,24 @@ std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
       add(absl::StrCat("matmul ", name, ", ", m, " rows, one piece"), CheckMatMul(dtype, 70 * size, 512, m, seed));
       add(absl::StrCat("matmul ", name, ", ", m, " rows"), CheckMatMul(dtype, 39 * size, 1120 * size, m, seed));
     }
+    for (const int m : {3, 19, 67 * size}) {
+      add(absl::StrCat("tensor cores ", name, ", ", m, " rows"),
+          CheckBf16MatMul(dtype, 37 * size, 1056 * size, m, seed));
+    }
   }
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
     const std::string name(Name(dtype));
-    add("attention " + name + ", 8 heads of 64", CheckAttention(dtype, 8, 2, 64, large ? 1500 : 70, seed));
-    add("attention " + name + ", 6 heads of 128", CheckAttention(dtype, 6, 6, 128, large ? 1100 : 50, seed));
-    add("attention " + name + ", 4 heads of 256", CheckAttention(dtype, 4, 1, 256, large ? 600 : 41, seed));
+    for (const bool tensor_cores : {false, true}) {
+      const std::string what = absl::StrCat(tensor_cores ? "tensor core " : "", "attention ", name);
+      const auto check = [&](int heads, int kv_heads, int head_dim, int length) {
+        if (tensor_cores && !TensorCoresAttend({.dtype = dtype, .head_dim = head_dim})) return;
+        add(absl::StrCat(what, ", ", heads, " heads of ", head_dim),
+            CheckAttention(tensor_cores, dtype, heads, kv_heads, head_dim, length, seed));
+      };
+      check(8, 2, 64, large ? 1500 : 70);
+      check(6, 6, 128, large ? 1100 : 50);
+      check(4, 1, 256, large ? 600 : 41);
+    }
   }
   add("sample", CheckSample(large ? 128256 : 1500, 8, seed));
   return results;
@@ -313,14 +404,21 @@ absl::StatusOr<std::vector<Timing>> RunTimings() {
   for (const DType dtype : {DType::kBF16, DType::kQ8_0, DType::kQ4_0}) {
     for (const auto& [rows, cols] : {std::pair{4096, 4096}, {28672, 4096}, {4096, 14336}}) {
       for (const int m : {1, 8, 512}) {
-        timings.push_back(TimeMatMul(dtype, rows, cols, m, &status));
+        timings.push_back(TimeMatMul(false, dtype, rows, cols, m, &status));
+        if (!status.ok()) return status;
+      }
+      for (const int m : {1, 8, 64, 512, 4096}) {
+        timings.push_back(TimeMatMul(true, dtype, rows, cols, m, &status));
         if (!status.ok()) return status;
       }
     }
   }
-  for (const auto& [batch, keys] : {std::pair{1, 2048}, {16, 2048}, {16, 8192}}) {
-    timings.push_back(TimeDecodeAttention(batch, keys, &status));
-    if (!status.ok()) return status;
+  for (const bool tensor_cores : {false, true}) {
+    for (const auto& [batch, keys, rows] : {std::tuple{1, 2048, 1}, {16, 2048, 1}, {16, 8192, 1}, {1, 2048, 2048},
+                                            {1, 8192, 512}}) {
+      timings.push_back(TimeAttention(tensor_cores, batch, keys, rows, &status));
+      if (!status.ok()) return status;
+    }
   }
   return timings;
 }

@@ -13,7 +13,8 @@ struct CheckResult {
   std::string name;
   std::string failure;  // empty: passed
 };
-// Every kernel against the CPU's plain C++ kernels, bit for bit, on random shapes; larger ones with `large`.
+// Every kernel against the CPU's plain C++ kernels, bit for bit (on tensor cores near them), on random shapes; larger ones with
+// `large`.
 std::vector<CheckResult> RunChecks(bool large, uint32_t seed);
 
 struct Timing {
@@ -21,6 +22,7 @@ struct Timing {
   double seconds = 0;  // of one call
   double bytes = 0;    // read at least, or 0
   double flops = 0;    // or 0
+  bool tensor_cores = false;
 };
 // The shapes of a model of 8 billion weights.
 absl::StatusOr<std::vector<Timing>> RunTimings();

@@ -21,6 +21,7 @@ int Main(const char* json_file) {
                            {"compute_capability", info->compute_capability},
                            {"memory_bytes", info->memory_bytes},
                            {"memory_bytes_per_second", info->memory_bytes_per_second},
+                           {"tensor_flops_per_second", info->tensor_flops_per_second},
                            {"cublasLt", CublasLtVersion()},
                            {"nccl", NcclVersion()}};
   std::printf("%s\n", report.dump(2).c_str());
@@ -36,14 +37,18 @@ int Main(const char* json_file) {
   take(0, CheckNccl());
   const absl::StatusOr<std::vector<Timing>> timings = RunTimings();
   if (!timings.ok()) std::printf("FAILED timings: %s\n", timings.status().ToString().c_str());
-  std::printf("%-50s %10s %8s %8s %6s\n", "", "us", "GB/s", "TFLOP/s", "% peak");
+  std::printf("%-50s %10s %8s %8s %8s %8s\n", "", "us", "GB/s", "TFLOP/s", "% memory", "% tensor");
   for (const Timing& timing : timings.ok() ? *timings : std::vector<Timing>()) {
     const double rate = timing.bytes / timing.seconds;
     const double share = info->memory_bytes_per_second > 0 ? 100 * rate / info->memory_bytes_per_second : 0;
-    std::printf("%-50s %10.1f %8.0f %8.2f %6.1f\n", timing.name.c_str(), timing.seconds * 1e6, rate / 1e9,
-                timing.flops / timing.seconds / 1e12, share);
+    const double flops = timing.flops / timing.seconds;
+    const bool known = timing.tensor_cores && info->tensor_flops_per_second > 0;
+    const double tensor_share = known ? 100 * flops / info->tensor_flops_per_second : 0;
+    std::printf("%-50s %10.1f %8.0f %8.2f %8.1f %8.1f\n", timing.name.c_str(), timing.seconds * 1e6, rate / 1e9,
+                flops / 1e12, share, tensor_share);
     report["timings"].push_back({{"name", timing.name}, {"seconds", timing.seconds}, {"bytes_per_second", rate},
-                                 {"flops", timing.flops / timing.seconds}, {"memory_share_percent", share}});
+                                 {"flops", flops}, {"memory_share_percent", share},
+                                 {"tensor_share_percent", tensor_share}});
   }
   if (json_file != nullptr) std::ofstream(json_file) << report.dump(2) << "\n";
   std::printf("%d checks failed\n", failed);

@@ -8,7 +8,7 @@ namespace {
 
 TEST(SelfTest, PassesOnTheEmulator) {
   const std::vector<CheckResult> results = RunChecks(false, 5);
-  EXPECT_GT(results.size(), 40u);
+  EXPECT_GT(results.size(), 60u);
   for (const CheckResult& result : results) EXPECT_EQ(result.failure, "") << result.name;
 }
 

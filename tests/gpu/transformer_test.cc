@@ -1,6 +1,8 @@
 // The whole forward pass of small models with the CUDA backend on the emulator, whose memory host code cannot touch.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,10 +22,10 @@ using kernels::NumericsClass;
 // A pass takes ten times as long under a sanitizer. More than a block of 16 and than the 8 rows that stream weights.
 #ifdef BATON_SANITIZE
 constexpr int kPromptTokens = 18, kExactTokens = 17;
-const std::vector<int> kChunks = {5};
+const std::vector<int> kChunks = {5}, kBatches = {17};
 #else
 constexpr int kPromptTokens = 40, kExactTokens = 21;
-const std::vector<int> kChunks = {1, 5, 16};
+const std::vector<int> kChunks = {1, 5, 16}, kBatches = {2, 9, 33, 66};
 #endif
 
 // Under a sanitizer without the wide ones, which take most of the time and run the same kernels.
@@ -42,12 +44,13 @@ class CudaTransformerTest : public testing::TestWithParam<TinyReferenceModel> {
     cuda_emulator::SetHaste(cuda_emulator::Haste::kLazy);
   }
 
-  std::unique_ptr<Transformer> OnEmulator() {
-    return Transformer::Load(file_, &backend_, {.max_batch_rows = 64, .device = &backend_}).value();
+  std::unique_ptr<Transformer> OnEmulator(NumericsClass numerics = NumericsClass::kF32) {
+    backend_ = std::make_unique<kernels::cuda::CudaBackend>(numerics);
+    return Transformer::Load(file_, backend_.get(), {.max_batch_rows = 66, .device = backend_.get()}).value();
   }
 
   GgufFile file_;
-  kernels::cuda::CudaBackend backend_;
+  std::unique_ptr<kernels::cuda::CudaBackend> backend_;
 };
 INSTANTIATE_TEST_SUITE_P(Families, CudaTransformerTest, testing::ValuesIn(Models()),
                          [](const auto& info) { return std::string(info.param.name); });
@@ -81,6 +84,46 @@ TEST(EmulatedDeviceDeathTest, HostCodeCannotTouchDeviceMemoryNorKernelsTheHosts)
 TEST_P(CudaTransformerTest, BatchChunkAndPhaseDoNotMatter) {
   cuda_emulator::SetHaste(cuda_emulator::Haste::kRandom, 1);
   ExpectExact(OnEmulator().get(), DType::kF16, kExactTokens, kChunks);
+}
+
+TEST_P(CudaTransformerTest, BatchChunkAndPhaseDoNotMatterOnTensorCores) {
+  ExpectExact(OnEmulator(NumericsClass::kBf16).get(), DType::kF16, kExactTokens, kChunks);
+}
+
+// A sequence alone has the bits that it has in batches of each kernel's size: up to 8, 16, 64 and more rows.
+TEST_P(CudaTransformerTest, BatchOfAnySizeHasTheSameBitsOnTensorCores) {
+  const std::unique_ptr<Transformer> model = OnEmulator(NumericsClass::kBf16);
+  constexpr int kTokens = 2;
+  const std::vector<int32_t> ids = RandomIds(kTokens, model->vocab_size(), 4);
+  const Logits want = WholePrompt(model.get(), ids, DType::kBF16);
+  for (const int batch : kBatches) {
+    TestKvPool pool(model->KvLayoutFor(DType::kBF16, 16), batch, model->device());
+    std::vector<TestSequence> sequences;
+    for (int i = 0; i < batch; ++i) {
+      sequences.push_back({.token_ids = i == batch / 2 ? ids : RandomIds(kTokens, model->vocab_size(), 100 + i)});
+    }
+    std::vector<std::pair<TestSequence*, int>> work;
+    for (TestSequence& sequence : sequences) work.emplace_back(&sequence, 1);
+    for (int step = 0; step < kTokens; ++step) Step(model.get(), &pool, work);
+    ExpectSameBits(want, sequences[batch / 2].logits, "a batch of " + std::to_string(batch));
+  }
+}
+
+// Near the class f32, as bfloat16's 8 bits have it, and not the same.
+TEST_P(CudaTransformerTest, TensorCoresComputeWhatTheCpuDoes) {
+  const TestModel cpu = LoadTestModel(file_, {.numerics = NumericsClass::kF32, .num_threads = 1}).value();
+  const std::vector<int32_t> ids = RandomIds(kPromptTokens, cpu.transformer->vocab_size(), 1);
+  const Logits want = WholePrompt(cpu.transformer.get(), ids, DType::kBF16);
+  const Logits got = WholePrompt(OnEmulator(NumericsClass::kBf16).get(), ids, DType::kBF16);
+  double difference = 0, size = 0;
+  for (size_t p = 0; p < want.size(); ++p) {
+    for (size_t i = 0; i < want[p].size(); ++i) {
+      difference += std::pow(double{want[p][i]} - got[p][i], 2);
+      size += std::pow(double{want[p][i]}, 2);
+    }
+  }
+  EXPECT_GT(difference, 0);
+  EXPECT_LT(std::sqrt(difference / size), 0.05);
 }
 
 }  // namespace

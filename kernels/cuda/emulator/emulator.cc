@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -38,6 +39,14 @@ struct Fiber {
   uint32_t mask = 0;      // of the warp operation it waits in
   unsigned source = 0;    // the lane whose value it takes there
   uint64_t given = 0, received = 0;
+  WarpFunction together = nullptr;  // what the warp operation is, if not an exchange
+  void* lane = nullptr;             // what it gets of this one
+  struct Copy {
+    void* to;
+    const void* from;
+  };
+  std::vector<Copy> copies;         // begun, oldest first
+  std::vector<size_t> groups;       // of which so many belong to each group that is closed, oldest first
   FiberContext machine;
 };
 
@@ -138,6 +147,7 @@ void Block::Entry() {
   __sanitizer_finish_switch_fiber(nullptr, &g_block->scheduler_stack_, &g_block->scheduler_stack_bytes_);
 #endif
   g_block->kernel_();
+  if (!g_block->running().copies.empty()) Die("a thread ends with copies that it has not waited for");
   g_block->running().state = State::kDone;
   g_block->SwitchOut(true);
 }
@@ -179,10 +189,15 @@ bool Block::ReleaseWarp(int first) {
       if (first + lane >= end) Die("a warp operation names a lane that the block does not have");
       const Fiber& other = fibers_[first + lane];
       if (other.state == State::kDone) Die("a warp operation names a lane that has ended");
-      all &= other.state == State::kInWarp && other.mask == mask;
+      all &= other.state == State::kInWarp && other.mask == mask && other.together == fibers_[i].together;
     }
     if (!all) continue;
     released = true;
+    if (fibers_[i].together != nullptr) {
+      void* lanes[32];
+      for (int lane = 0; lane < 32; ++lane) lanes[lane] = fibers_[first + lane].lane;
+      fibers_[i].together(lanes);
+    }
     for (int lane = 0; lane < 32; ++lane) {
       if ((mask >> lane & 1) == 0) continue;
       Fiber& fiber = fibers_[first + lane];
@@ -273,8 +288,48 @@ uint64_t ExchangeInWarp(uint32_t mask, uint64_t value, unsigned source) {
   self.mask = mask;
   self.source = source;
   self.given = value;
+  self.together = nullptr;
   g_block->Wait(State::kInWarp);
   return self.received;
+}
+
+void TogetherInWarp(WarpFunction all, void* lane) {
+  Fiber& self = g_block->running();
+  self.mask = 0xffffffff;
+  self.source = Lane();
+  self.together = all;
+  self.lane = lane;
+  g_block->Wait(State::kInWarp);
+}
+
+void CopyAsync16(void* to, const void* from) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+    Die("an asynchronous copy is not aligned to its 16 bytes");
+  }
+  std::memset(to, 0xff, 16);
+  g_block->running().copies.push_back({to, from});
+}
+
+void CommitCopies() {
+  Fiber& self = g_block->running();
+  const size_t grouped = std::accumulate(self.groups.begin(), self.groups.end(), size_t{0});
+  self.groups.push_back(self.copies.size() - grouped);
+}
+
+void WaitForCopies(int pending) {
+  Fiber& self = g_block->running();
+  while (self.groups.size() > static_cast<size_t>(pending)) {
+    const auto end = self.copies.begin() + static_cast<ptrdiff_t>(self.groups.front());
+    for (auto copy = self.copies.begin(); copy != end; ++copy) {
+      if (copy->from == nullptr) {
+        std::memset(copy->to, 0, 16);
+      } else {
+        std::memcpy(copy->to, copy->from, 16);
+      }
+    }
+    self.copies.erase(self.copies.begin(), end);
+    self.groups.erase(self.groups.begin());
+  }
 }
 
 void* SharedMemory(int index, size_t bytes) { return g_block->shared(index, bytes); }

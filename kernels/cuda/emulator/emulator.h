@@ -7,8 +7,10 @@
 // What CUDA leaves undefined ends the process with a message: threads waiting at different barriers, an ended lane in a
 // warp operation, grids or blocks too large.
 //
-// Streams are in streams.h. Not emulated: tensor cores, copies inside kernels that do not wait, memory ordering of
-// threads that run at the same time, timing.
+// A copy that a kernel does not wait for makes its target NaN at once and arrives when its thread waits, so that reading it too
+// early, or overwriting what is still read, shows too. tensor.h has what tensor cores do, streams.h streams.
+//
+// Not emulated: memory ordering of threads that run at the same time, timing.
 #ifndef BATON_KERNELS_CUDA_EMULATOR_EMULATOR_H_
 #define BATON_KERNELS_CUDA_EMULATOR_EMULATOR_H_
 
@@ -61,6 +63,14 @@ void SyncWarp(uint32_t mask);
 // Gives `value`'s 8 bytes to the warp and takes lane `source`'s, once all lanes of `mask` have given theirs.
 uint64_t ExchangeInWarp(uint32_t mask, uint64_t value, unsigned source);
 unsigned Lane();
+// Runs all(lanes) once, when every lane of the warp is in a call with the same `all`; lanes[i] is what lane i gave.
+using WarpFunction = void (*)(void* const* lanes);
+void TogetherInWarp(WarpFunction all, void* lane);
+
+// CopyAsync16, CommitCopies and WaitForCopies of device.cuh. from null: zeros.
+void CopyAsync16(void* to, const void* from);
+void CommitCopies();
+void WaitForCopies(int pending);
 
 // The block's shared memory number `index` of this many bytes: the same for all its threads.
 void* SharedMemory(int index, size_t bytes);

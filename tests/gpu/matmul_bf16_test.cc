@@ -1,0 +1,164 @@
+// Products on tensor cores, on the emulator: bit for bit their definition with the emulator's own order in a step, near
+// the exact value as any device must be, and themselves for any number of rows.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/pack_weights.h"
+#include "tests/gpu/gpu_test_util.h"
+
+namespace baton::kernels::cuda {
+namespace {
+
+constexpr DType kDeviceFormats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0};
+
+float Rounded(float value) { return Bf16ToFloat(FloatToBf16(value)); }
+
+struct Bytes16 {
+  alignas(16) uint8_t bytes[16];
+};
+
+struct Product {
+  TestTensor tensor;
+  PackedWeights packed;
+  std::vector<float> x, bias;
+  int64_t x_stride;
+
+  Product(DType dtype, int64_t rows, int64_t cols, int max_rows, uint32_t seed)
+      : tensor(RandomTensor(dtype, rows, cols, seed)),
+        packed(PackForDevice(tensor.host())),
+        x(RandomFloats(max_rows * (cols + 3), seed + 1)),
+        bias(RandomFloats(rows, seed + 2)),
+        x_stride(cols + 3) {}
+
+  int64_t y_stride() const { return tensor.rows + 2; }
+  // [m, rows] with a gap after each row, of x's rows from `first` on.
+  std::vector<float> Compute(int m, bool with_bias, int first = 0) const {
+    std::vector<float> y(m * y_stride(), 7.0f);
+    const size_t rounded_bytes = RoundedInputsBytes(m, tensor.cols);
+    EXPECT_EQ(rounded_bytes % 16, 0u);
+    std::vector<Bytes16> rounded(rounded_bytes / 16);
+    RoundInputs(x.data() + first * x_stride, x_stride, m, tensor.cols, rounded.data(), nullptr);
+    Bf16MatMul({.rounded = rounded.data(),
+                .m = m,
+                .weight = {packed.dtype, tensor.rows, tensor.cols, packed.codes.data(), packed.scales.data()},
+                .bias = with_bias ? bias.data() : nullptr,
+                .y = y.data(),
+                .y_stride = y_stride()},
+               nullptr);
+    return y;
+  }
+  // fn(row, output, weights of the output): what y has there.
+  template <typename Fn>
+  std::vector<float> Expected(int m, const Fn& fn) const {
+    std::vector<float> y(m * y_stride(), 7.0f);
+    for (int64_t o = 0; o < tensor.rows; ++o) {
+      std::vector<float> w = tensor.Row(o);
+      for (float& value : w) value = Rounded(value);
+      for (int r = 0; r < m; ++r) y[r * y_stride() + o] = fn(r, o, w);
+    }
+    return y;
+  }
+  // By the definition in matmul_bf16.cu and the emulator's order in a step.
+  std::vector<float> InOrder(int m, bool with_bias) const {
+    return Expected(m, [&](int r, int64_t o, const std::vector<float>& w) {
+      float total = 0;
+      for (int64_t k = 0; k < tensor.cols; k += kBf16Piece) {
+        float acc = 0;
+        for (int64_t i = k; i < std::min<int64_t>(k + kBf16Piece, tensor.cols); ++i) {
+          acc += w[i] * Rounded(x[r * x_stride + i]);
+        }
+        total = k == 0 ? acc : total + acc;
+      }
+      return with_bias ? total + bias[o] : total;
+    });
+  }
+};
+
+// Odd numbers of everything that the format allows; rows for each kernel and at its edges; inputs of one piece and
+// more, and of more pieces than a block has warps.
+TEST(Bf16MatMulTest, IsItsDefinition) {
+  for (const DType dtype : kDeviceFormats) {
+    const bool blocks = BlockElements(dtype) > 1;
+    for (const auto& [rows, cols, m] : {std::tuple{1, 1, 1}, {33, 67, 3}, {70, 1051, 8}, {31, 4200, 9}, {40, 1079, 17},
+                                        {45, 97, 64}, {161, 40, 65}, {37, 1060, 130}}) {
+      const int64_t whole = blocks ? (cols + 31) / 32 * 32 : cols;
+      SCOPED_TRACE(testing::Message() << Name(dtype) << " " << rows << " x " << whole << ", " << m << " rows");
+      const Product product(dtype, rows, whole, m, 11);
+      ExpectSameBitsInAnyOrder(product.InOrder(m, m % 2 == 1), [&] { return product.Compute(m, m % 2 == 1); });
+    }
+  }
+}
+
+// What a GPU is held to, whose order in a step is its own (tests/gpu/selftest): the exact product of the rounded
+// values, within what f32 sums of so many terms can lose. A wrong element would be off by about a term.
+TEST(Bf16MatMulTest, IsNearTheExactProductOfRoundedValues) {
+  for (const DType dtype : kDeviceFormats) {
+    constexpr int kRows = 10;
+    const Product product(dtype, 40, 1120, kRows, 21);
+    const std::vector<float> got = product.Compute(kRows, false);
+    product.Expected(kRows, [&](int r, int64_t o, const std::vector<float>& w) {
+      double sum = 0, size = 0;
+      for (int64_t k = 0; k < product.tensor.cols; ++k) {
+        const double term = double{w[k]} * Rounded(product.x[r * product.x_stride + k]);
+        sum += term;
+        size += std::abs(term);
+      }
+      EXPECT_NEAR(got[r * product.y_stride() + o], sum, 1e-5 * size) << Name(dtype) << " " << r << " " << o;
+      return 0.0f;
+    });
+  }
+}
+
+TEST(Bf16MatMulTest, ARowsBitsDoNotDependOnTheNumberOfRowsNorOnItsPlace) {
+  for (const DType dtype : kDeviceFormats) {
+    SCOPED_TRACE(testing::Message() << Name(dtype));
+    constexpr int kMost = 130;
+    const Product product(dtype, 40, 1056, kMost, 31);
+    const std::vector<float> all = product.Compute(kMost, true);
+    for (const int m : {1, 8, 9, 17, 33, 64, 65}) {
+      for (const int first : {0, kMost - m}) {
+        const std::vector<float> some = product.Compute(m, true, first);
+        EXPECT_EQ(std::memcmp(some.data(), all.data() + first * product.y_stride(), some.size() * 4), 0)
+            << m << " rows from " << first;
+      }
+    }
+  }
+}
+
+// What lies beyond the last input or row must not matter, not even as NaN; but a NaN of a row is that row's.
+TEST(Bf16MatMulTest, ReadsNothingOutsideOfItsRows) {
+  for (const int m : {10, 70}) {
+    Product product(DType::kBF16, 35, 77, m, 41);
+    const std::vector<float> before = product.Compute(m, false);
+    for (int r = 0; r < m; ++r) {
+      for (int64_t k = 77; k < product.x_stride; ++k) product.x[r * product.x_stride + k] = NAN;
+    }
+    EXPECT_EQ(product.Compute(m, false), before);
+    product.x[product.x_stride] = NAN;  // row 1
+    const std::vector<float> after = product.Compute(m, false);
+    for (int r = 0; r < m; ++r) {
+      for (int64_t o = 0; o < product.tensor.rows; ++o) {
+        const float want = before[r * product.y_stride() + o], got = after[r * product.y_stride() + o];
+        EXPECT_TRUE(r == 1 ? std::isnan(got) : got == want) << r << " " << o;
+      }
+    }
+  }
+}
+
+// Ties to even in both operands, infinities kept: as the CPU rounds.
+TEST(Bf16MatMulTest, RoundsToNearestEven) {
+  Product product(DType::kF32, 2, 4, 1, 51);
+  const float weights[2][4] = {{1 + 1.0f / 256, 1 + 3.0f / 256, -(1 + 1.0f / 256), 0}, {3e38f, 1, 0, 0}};
+  std::memcpy(product.tensor.bytes.data(), weights, sizeof weights);
+  product.packed = PackForDevice(product.tensor.host());
+  product.x = {1, 256, 65536 + 256, 0, 0, 0, 0};
+  // 1 * 1 + (1 + 4/256) * 256 - 1 * 65536 (its tie goes down to even).
+  EXPECT_EQ(product.Compute(1, false)[0], 1 + 260 - 65536);
+  EXPECT_EQ(product.Compute(1, false)[1], Rounded(3e38f) + 256);
+  product.x[0] = 3.4e38f;  // beyond bfloat16's largest
+  EXPECT_TRUE(std::isinf(product.Compute(1, false)[0]));
+}
+
+}  // namespace
+}  // namespace baton::kernels::cuda
