@@ -199,7 +199,7 @@ TEST_F(BadHttpRequestsTest, WhatOnlyJsonGetsWrong) {
         "response_format.json_schema.schema", "must be a JSON Schema"}},
       {kChat,
        {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"response_format\":{\"type\":\"json_schema\",\"json_schema\":"
-        "{\"name\":\"n\",\"schema\":{\"properties\":{\"a\":{\"uniqueItems":true}}}}}}",
+        "{\"name\":\"n\",\"schema\":{\"properties\":{\"a\":{\"uniqueItems\":true}}}}}}",
         "response_format.json_schema.schema", "/properties/a: \"uniqueItems\" is not supported"}},
       {kChat,
        {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"response_format\":{\"type\":\"xml\"}}", "response_format.type",
