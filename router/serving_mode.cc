@@ -6,8 +6,7 @@ namespace baton::router {
 namespace {
 
 // Of what is left, the share that a forecast may fill and still have room to spare (full steps never have: they are as long as
-// they may be). A forecast of a queue is surer than one of steps
-// that others' prompts may share.
+// they may be). A forecast of a queue is surer than one of steps that others' prompts may share.
 constexpr double kRoomyTtft = 0.6, kRoomyItl = 0.7;
 
 // 0: not at all, 1: just, 2: with room to spare.
@@ -18,10 +17,12 @@ int Keeps(const ModeForecast& forecast, const LatencyLeft& left) {
   return ttft <= kRoomyTtft * left.ttft && itl <= kRoomyItl * left.itl ? 2 : 1;
 }
 
-// The larger of its times as a share of what is left.
+// The larger of its times as a share of what is left. A promise that is broken already says nothing of either way.
 double Strain(const ModeForecast& forecast, const LatencyLeft& left) {
-  return std::max(absl::FDivDuration(absl::Microseconds(forecast.ttft_us), left.ttft),
-                  absl::FDivDuration(absl::Microseconds(forecast.itl_us), left.itl));
+  const auto share = [](double us, absl::Duration of) {
+    return of > absl::ZeroDuration() ? absl::FDivDuration(absl::Microseconds(us), of) : 0;
+  };
+  return std::max(share(forecast.ttft_us, left.ttft), share(forecast.itl_us, left.itl));
 }
 
 }  // namespace
@@ -91,7 +92,10 @@ bool PreferLocal(const ModeForecast& remote, const ModeForecast& local, const La
   if (!local.measured) return false;
   const int remote_keeps = Keeps(remote, left), local_keeps = Keeps(local, left);
   if (remote_keeps != local_keeps) return local_keeps > remote_keeps;
-  if (local_keeps == 0) return Strain(local, left) < Strain(remote, left);
+  if (local_keeps == 0) {
+    const double local_strain = Strain(local, left), remote_strain = Strain(remote, left);
+    if (local_strain != remote_strain) return local_strain < remote_strain;
+  }
   return local.total_us() <= remote.total_us();
 }
 

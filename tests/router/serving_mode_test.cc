@@ -126,6 +126,15 @@ TEST_F(ServingModeTest, WhereNeitherKeepsThePromiseTheSmallerBreachIsTaken) {
   EXPECT_TRUE(Local(512));
 }
 
+// As for a request that goes on elsewhere: its token 0 is long past.
+TEST_F(ServingModeTest, APromiseThatIsBrokenAlreadyLeavesItToTheCost) {
+  left_.ttft = -absl::Seconds(1);
+  EXPECT_TRUE(Local(512)) << "an idle decode worker saves the hand-over";
+  decode().sequences = 8;
+  decode().mixed_batch_tokens = 128;
+  EXPECT_FALSE(Local(512));
+}
+
 TEST_F(ServingModeTest, WhatIsNotMeasuredIsNotTried) {
   prefill().prefill_cost = prefill().cost = decode().prefill_cost = {};
   EXPECT_FALSE(Local(512));
