@@ -1,6 +1,9 @@
 #include "common/stall_watch.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -53,6 +56,15 @@ void StallWatch::Run() {
     on_stall_(stalled);
     return;
   }
+}
+
+void EndProcessWithin(unsigned seconds) {
+  std::signal(SIGALRM, [](int) {  // only what a signal handler may call
+    constexpr char kText[] = "error: a thread stands still (engine_stall_ms), and what it holds keeps the log from saying more\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
+    _exit(1);
+  });
+  alarm(seconds);
 }
 
 }  // namespace baton

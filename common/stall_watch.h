@@ -55,6 +55,10 @@ class StallWatch {
   std::thread thread_;
 };
 
+// The process ends with code 1 after that many seconds, whatever its threads hold: for an end that first writes a log, for which a
+// thread that stands still may hold the allocator or a lock. Uses SIGALRM.
+void EndProcessWithin(unsigned seconds);
+
 }  // namespace baton
 
 #endif  // BATON_COMMON_STALL_WATCH_H_

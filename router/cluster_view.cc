@@ -263,6 +263,10 @@ absl::Status ClusterView::Heartbeat(const v1::HeartbeatRequest& request, uint64_
   row.context_tokens = load.context_tokens();
   row.block_bytes = load.ledger().block_bytes();
   row.free_blocks = load.has_ledger() ? load.ledger().free() + load.ledger().cached() : row.total_blocks;
+  if (load.cost().samples() != row.cost.samples || load.prefill_cost().samples() != row.prefill_cost.samples) {
+    worker->last_step = worker->last_heard;
+  }
+  row.cost_aged = worker->last_heard - worker->last_step >= options_.cost_ages_after;
   row.cost = FromProto(load.cost());
   row.prefill_cost = FromProto(load.prefill_cost());
   row.mixed_batch_tokens = load.mixed_batch_tokens();

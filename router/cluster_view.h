@@ -75,6 +75,7 @@ struct WorkerSnapshot {
   uint32_t in_flight = 0;        // requests this router has on it
   StepCost cost;                    // of steps that only decode
   StepCost prefill_cost;            // of the others
+  bool cost_aged = false;           // it has made no step for a while: both are of then, which may have been a bad moment
   uint32_t mixed_batch_tokens = 0;  // of steps that do both, at most; 0: not known
 };
 
@@ -96,6 +97,7 @@ struct ClusterViewOptions {
   int max_workers = 1024;                                    // registered at once
   int max_refusals = 16;                                     // kept for status
   absl::Duration forget_lost_after = absl::Minutes(10);
+  absl::Duration cost_ages_after = absl::Seconds(20);        // without a step
 };
 
 class ClusterView {
@@ -158,6 +160,7 @@ class ClusterView {
     absl::Time last_heard;
     absl::Time suspect_until;
     absl::Duration suspect_for;
+    absl::Time last_step = absl::InfinitePast();  // when the steps that its costs are of were seen to grow
     // Tokens to be computed. This router's own go when they are done, not while they are being computed; the report has
     // that, and is old. The smaller of the two is the better bound.
     uint64_t reported_tokens = 0;

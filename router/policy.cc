@@ -184,24 +184,25 @@ class MeanCost {
 
 const StepCost& OfPrefill(const WorkerSnapshot& w) { return w.prefill_cost.samples > 0 ? w.prefill_cost : w.cost; }
 
-// Of those that have made more than a few steps, if there are any.
+// Of those that have made more than a few steps, and some of them lately, if there are any.
 StepCost TypicalCost(std::span<const WorkerSnapshot> workers, const std::vector<Scored>& eligible, Role role) {
   MeanCost all, known;
   for (const Scored& s : eligible) {
     const StepCost& cost = role == Role::kPrefill ? OfPrefill(workers[s.index]) : workers[s.index].cost;
     all.Add(cost);
-    if (cost.samples >= kFewSamples) known.Add(cost);
+    if (cost.samples >= kFewSamples && !workers[s.index].cost_aged) known.Add(cost);
   }
   const StepCost typical = known.Get();
   return typical.samples > 0 ? typical : all.Get();
 }
 
-// `us` of the worker's own cost; of the typical one where that is unknown, or is less and the worker has made few steps: its
-// first ones, on cold memory, are slow, and a worker that is taken for slow gets no others to show better.
+// `us` of the worker's own cost; of the typical one where that is unknown, or is less and the worker has made few steps or none
+// lately: its first ones, on cold memory, are slow, so are those beside a passing neighbour, and a worker that is taken for slow
+// gets no others to show better.
 template <typename Us>
-double Believed(const StepCost& own, const StepCost& typical, const Us& us) {
+double Believed(const WorkerSnapshot& w, const StepCost& own, const StepCost& typical, const Us& us) {
   if (own.samples == 0) return us(typical);
-  return own.samples < kFewSamples ? std::min(us(own), us(typical)) : us(own);
+  return own.samples < kFewSamples || w.cost_aged ? std::min(us(own), us(typical)) : us(own);
 }
 
 uint64_t CachedTokens(const WorkerSnapshot& w, const PlacementNeed& need, std::span<const uint16_t> depth) {
@@ -324,7 +325,7 @@ absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, cons
   const StepCost typical = TypicalCost(workers, eligible, Role::kPrefill);
   const auto predict = [&](const Scored& s) {
     const WorkerSnapshot& w = workers[s.index];
-    return Believed(OfPrefill(w), typical, [&](const StepCost& cost) {
+    return Believed(w, OfPrefill(w), typical, [&](const StepCost& cost) {
       return PrefillUsAt(cost, w, w.pending_tokens, s.cached, need.prompt_tokens - s.cached);
     });
   };
@@ -353,7 +354,7 @@ absl::StatusOr<Choice> PickDecode(std::span<const WorkerSnapshot> workers, const
   Sample(&eligible, options.sample, Mix(seed));
   const uint64_t steps = std::clamp<uint64_t>(need.output_tokens, 1, kStepsAhead);
   const auto cost = [&](const WorkerSnapshot& w) {
-    return Believed(w.cost, typical,
+    return Believed(w, w.cost, typical,
                     [&](const StepCost& cost) {
                       return StepUsAt(cost, w, need.choices, need.prompt_tokens + need.output_tokens / 2);
                     }) *

@@ -177,6 +177,7 @@ std::unique_ptr<StallWatch> WorkerHost::WatchForStalls() const {
       absl::Milliseconds(config_.engine_stall_ms()), hooks_.activity, [](absl::Duration stalled) {
         // Nothing can be cleaned up behind a thread that holds who knows what. Connections that break tell the router more
         // than any answer would.
+        EndProcessWithin(2);
         const std::string reason =
             absl::StrCat("the engine has been busy with one step for ", absl::ToInt64Milliseconds(stalled),
                          " ms, longer than engine_stall_ms or a thousand times its longest step; the process ends, so that "

@@ -53,5 +53,17 @@ TEST(StallWatchTest, TellsOnceAndEndsAtOnceWhenNothingIsWrong) {
   EXPECT_EQ(told, 1);
 }
 
+TEST(EndProcessWithinTest, ALockThatIsNeverGivenBackDoesNotKeepTheProcess) {
+  Mutex mu;
+  EXPECT_EXIT(
+      {
+        EndProcessWithin(1);
+        MutexLock held(&mu);
+        CondVar never;
+        for (;;) never.Wait(&mu);
+      },
+      ::testing::ExitedWithCode(1), "engine_stall_ms");
+}
+
 }  // namespace
 }  // namespace baton

@@ -24,7 +24,7 @@ TEST(AutoRolesTest, PromptsThatPileUpTurnADecodeWorkerIntoAPrefillWorker) {
   auto started = Cluster::Start({.model = SmolLm2(),
                                  .prefill = 1,
                                  .decode = 2,
-                                 .flags = {"--kv-memory-mib=256", "--prefix-cache=false", "--role-dwell-ms=500"},
+                                 .flags = {"--kv-memory-mib=1024", "--prefix-cache=false", "--role-dwell-ms=500"},
                                  .router_flags = {"--auto-roles=true"}});
   ASSERT_TRUE(started.ok()) << started.status();
   Cluster* const cluster = started->get();
@@ -33,7 +33,8 @@ TEST(AutoRolesTest, PromptsThatPileUpTurnADecodeWorkerIntoAPrefillWorker) {
   std::atomic<bool> stop{false};
   std::atomic<int> done{0}, failed{0};
   std::vector<std::thread> clients;
-  for (int i = 0; i < 16; ++i) {
+  // Well over a second of prefill on a fast machine, and a quarter of the decode workers' KV.
+  for (int i = 0; i < 48; ++i) {
     clients.emplace_back([&] {
       while (!stop) {
         v1::GenerateRequest request;

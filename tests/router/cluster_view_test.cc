@@ -68,6 +68,26 @@ class ClusterViewTest : public ::testing::Test {
   ClusterView view_;
 };
 
+TEST_F(ClusterViewTest, AWorkersCostAgesWhileItMakesNoStep) {
+  ASSERT_TRUE(view_.Register(Info("d0", "decode")).ok());
+  v1::HeartbeatRequest beat = Beat("d0");
+  const auto aged_after = [&](absl::Duration time, uint64_t steps) {
+    for (; time > absl::ZeroDuration(); time -= absl::Seconds(1)) {
+      clock_.Advance(absl::Seconds(1));
+      EXPECT_TRUE(view_.Heartbeat(beat).ok());
+    }
+    beat.mutable_load()->mutable_cost()->set_samples(steps);
+    EXPECT_TRUE(view_.Heartbeat(beat).ok());
+    return view_.Snapshot().at(0).cost_aged;
+  };
+  EXPECT_FALSE(aged_after(absl::ZeroDuration(), 100));
+  EXPECT_FALSE(aged_after(absl::Seconds(19), 100));
+  EXPECT_TRUE(aged_after(absl::Seconds(1), 100));
+  EXPECT_FALSE(aged_after(absl::Seconds(30), 101)) << "a step was made";
+  beat.mutable_load()->mutable_prefill_cost()->set_samples(1);
+  EXPECT_FALSE(aged_after(absl::Seconds(19), 101));
+}
+
 TEST_F(ClusterViewTest, ReadyNeedsOneWorkerOfEachRole) {
   EXPECT_FALSE(view_.Ready());
   ASSERT_TRUE(view_.Register(Info("p0", "prefill")).ok());

@@ -263,6 +263,22 @@ TEST_F(PolicyTest, AWorkerWhoseFirstStepsWereSlowGetsItsTurn) {
   EXPECT_EQ(Decode(), "c");
 }
 
+// Seen as a worker that got no request for a minute, because its first steps ran beside other processes.
+TEST_F(PolicyTest, AWorkerThatWasSlowLongAgoGetsItsTurn) {
+  for (const char* name : {"p0", "p1"}) Add(name, Role::kPrefill);
+  for (const char* name : {"d0", "d1"}) Add(name, Role::kDecode);
+  workers_[1].cost = workers_[3].cost = {.fixed_us = 50'000, .per_row_us = 5'000, .samples = 100};
+  workers_[0].in_flight = workers_[2].in_flight = 1;
+  EXPECT_EQ(Prefill(), "p0");
+  EXPECT_EQ(Decode(), "d0");
+  workers_[1].cost_aged = workers_[3].cost_aged = true;
+  EXPECT_EQ(Prefill(), "p1");
+  EXPECT_EQ(Decode(), "d1");
+  for (WorkerSnapshot& w : workers_) w.cost_aged = true;  // nobody had anything to do: what was known is all there is
+  EXPECT_EQ(Prefill(), "p0");
+  EXPECT_EQ(Decode(), "d0");
+}
+
 TEST_F(PolicyTest, TheOtherRules) {
   for (const char* name : {"a", "b", "c"}) Add(name, Role::kPrefill);
   workers_[0].pending_tokens = 900;
