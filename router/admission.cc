@@ -16,7 +16,7 @@ constexpr absl::Duration kForgetAfter = absl::Seconds(10);      // without a que
 constexpr double kMargin = 1.1;
 // Under overload the queue is always as long as the forecast lets it be, so that every wait is near the limit: then how
 // wrong forecasts were of late decides how many are refused late.
-constexpr double kMaxMargin = 2;
+constexpr double kMaxMargin = 4;
 constexpr size_t kErrors = 64, kMinErrors = 8;
 constexpr absl::Duration kShortestJudged = absl::Milliseconds(50);
 constexpr absl::Duration kMinRetry = absl::Milliseconds(100);
@@ -44,6 +44,13 @@ absl::string_view Name(Priority priority) {
       return "batch";
   }
   return "standard";
+}
+
+absl::Status PromiseMissed(absl::Duration waited, absl::Duration more, absl::Duration promised) {
+  return Refuse(absl::StrCat("waited ", Ms(waited), " ms",
+                             more > absl::ZeroDuration() ? absl::StrCat(", would take about ", Ms(more), " ms more") : "",
+                             ", and the first token was promised within ", Ms(promised), " ms"),
+                "PREDICTED_TTFT", absl::Seconds(1));
 }
 
 Admission::Key Admission::KeyOf(const Applicant& a) const {
@@ -96,9 +103,10 @@ absl::Duration Admission::WaitBefore(const Key& key, const Forecast& forecast, a
     if (other >= key) break;
     ahead += waiter.applicant.prompt_tokens;
   }
-  const double measured = MeasuredRate(now);
   double rate = forecast.tokens_per_second;
-  if (measured > 0 && (rate <= 0 || measured < rate)) rate = measured;
+  // As long as the queue has not shown how fast it moves, what is expected of answers says it.
+  const double measured = MeasuredRate(now), moves = measured > 0 ? measured : forecast.room_per_second;
+  if (moves > 0 && (rate <= 0 || moves < rate)) rate = moves;
   if (ahead == 0 || rate <= 0) return absl::ZeroDuration();
   return absl::Seconds(static_cast<double>(ahead) / rate);
 }
@@ -106,9 +114,9 @@ absl::Duration Admission::WaitBefore(const Key& key, const Forecast& forecast, a
 double Admission::WaitMargin() const {
   if (errors_.size() < kMinErrors) return kMargin;
   std::vector<double> sorted(errors_.begin(), errors_.end());
-  const auto ninth = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() * 9 / 10);
-  std::nth_element(sorted.begin(), ninth, sorted.end());
-  return std::clamp(*ninth, kMargin, kMaxMargin);
+  const auto rarely_more = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() * 97 / 100);
+  std::nth_element(sorted.begin(), rarely_more, sorted.end());
+  return std::clamp(*rarely_more, kMargin, kMaxMargin);
 }
 
 void Admission::NoteWait(absl::Duration forecast, absl::Duration waited) {
@@ -223,12 +231,15 @@ void Admission::Offer(absl::Time now, absl::FunctionRef<Verdict(uint64_t id)> pl
     const uint64_t id = waiter.applicant.id, tokens = waiter.applicant.prompt_tokens;
     const bool overtakable = now - waiter.since < kOvertakeFor;
     const absl::Duration forecast = waiter.forecast, waited = now - waiter.since;
-    if (place(id) == Verdict::kTaken) {
+    const Verdict verdict = place(id);
+    if (verdict != Verdict::kNoRoom) {
       // Who did not wait says nothing of how fast the queue moves.
       if (waited > absl::Milliseconds(1)) {
-        takings_.push_back({busy_, tokens});
-        taken_ += tokens;
         NoteWait(forecast, waited);
+        if (verdict == Verdict::kTaken) {
+          takings_.push_back({busy_, tokens});
+          taken_ += tokens;
+        }
       }
       Dequeue(&admitted_.at(id));
     } else if (!overtakable || ++overtaken > kOvertakers) {
@@ -250,9 +261,7 @@ std::vector<std::pair<uint64_t, absl::Status>> Admission::Expire(absl::Time now,
     } else if (waited >= options_.max_wait) {
       out.emplace_back(a.id, WithRetryAfter(why(a.id), absl::Seconds(1)));
     } else if (waiter.first && now - a.arrival > promise(a.priority).ttft) {
-      out.emplace_back(a.id, Refuse(absl::StrCat("waited ", Ms(waited), " ms, and the first token was promised within ",
-                                                 Ms(promise(a.priority).ttft), " ms"),
-                                    "PREDICTED_TTFT", absl::Seconds(1)));
+      out.emplace_back(a.id, PromiseMissed(now - a.arrival, absl::ZeroDuration(), promise(a.priority).ttft));
       NoteWait(waiter.forecast, waited);
     }
   }

@@ -65,7 +65,11 @@ struct Forecast {
   absl::Duration ttft = absl::ZeroDuration();  // on the best worker, its own queue included
   absl::Duration itl = absl::ZeroDuration();
   double tokens_per_second = 0;  // that all prefill workers compute
+  double room_per_second = 0;    // tokens of prompts for which decode workers that are full come to have room
 };
+
+// The refusal (RESOURCE_EXHAUSTED, PREDICTED_TTFT) of one that was admitted, `waited` since it arrived, and would take `more`.
+absl::Status PromiseMissed(absl::Duration waited, absl::Duration more, absl::Duration promised);
 
 class Admission {
  public:
@@ -82,6 +86,7 @@ class Admission {
   enum class Verdict {
     kTaken,   // placed, or ended by an error: it does not wait any more
     kNoRoom,  // it waits on
+    kLate,    // ended because it would have missed its promise: the forecast of its wait was too low
   };
   // Offers those that wait, in order. When one finds no room the ones behind it are still tried, at most `kOvertakers`
   // of them and only as long as it has not waited for kOvertakeFor: a large request gets its room in the end.
@@ -128,7 +133,7 @@ class Admission {
   absl::Duration WaitBefore(const Key& key, const Forecast& forecast, absl::Time now) const;
   absl::Status CheckForecast(const Applicant& applicant, const Forecast& forecast, absl::Duration wait,
                              absl::Time now) const;
-  // What a forecast of a wait is multiplied by, so that nine in ten waits are no longer.
+  // What a forecast of a wait is multiplied by, so that hardly any wait is longer.
   double WaitMargin() const;
   void NoteWait(absl::Duration forecast, absl::Duration waited);
   // Tokens a second that leave the queue while something waits, over the last seconds of such time; 0: not known.

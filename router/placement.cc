@@ -105,14 +105,18 @@ void Placement::Changed() {
     std::vector<std::pair<Done, absl::StatusOr<PlacedHolds>>> results;
     admission_.Offer(clock_->Now(), [&](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS {
       const auto it = waiting_.find(id);
-      absl::StatusOr<PlacedHolds> placed = PlaceLocked(it->second.request);
-      if (!placed.ok() && WorthWaiting(it->second.request, placed.status())) {
-        it->second.why = placed.status();
+      const PlaceRequest& request = it->second.request;
+      Ways ways = Compare(request, /*check_room=*/true);
+      if (!ways.status.ok() && WorthWaiting(request, ways.status)) {
+        it->second.why = ways.status;
         return Admission::Verdict::kNoRoom;
       }
-      results.emplace_back(std::move(it->second.done), std::move(placed));
+      // Work on what comes too late would make those behind it late as well.
+      const absl::Status late = CheckPromise(request, ways);
+      if (!late.ok()) ways.status = late;
+      results.emplace_back(std::move(it->second.done), Hold(request, ways));
       waiting_.erase(it);
-      return Admission::Verdict::kTaken;
+      return late.ok() ? Admission::Verdict::kTaken : Admission::Verdict::kLate;
     });
     mu_.Unlock();
     for (auto& [done, result] : results) done(std::move(result));
@@ -152,6 +156,9 @@ Forecast Placement::ForecastFor(const PlaceRequest& request) {
   Forecast forecast;
   view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory&) {
     for (const WorkerSnapshot& w : workers) {
+      if (request.needs_decode && w.role == Role::kDecode && w.state == WorkerState::kReady) {
+        forecast.room_per_second += FinishedPerSecond(w, request.need) * static_cast<double>(request.need.prompt_tokens);
+      }
       const bool prefills = w.role == Role::kPrefill ? mode_ != ServingMode::kAggregated
                                                      : mode_ != ServingMode::kDisaggregated;
       if (!prefills || w.state != WorkerState::kReady) continue;
@@ -267,13 +274,22 @@ Placement::Ways Placement::Compare(const PlaceRequest& request, bool check_room)
 
 absl::StatusOr<PlacedHolds> Placement::Place(const PlaceRequest& request) {
   MutexLock lock(&mu_);
-  return PlaceLocked(request);
-}
-
-absl::StatusOr<PlacedHolds> Placement::PlaceLocked(const PlaceRequest& request) {
   const Ways ways = Compare(request, /*check_room=*/true);
   // Failures are logged when nothing better comes of waiting.
-  if (ways.status.ok() || !WorthWaiting(request, ways.status)) Log(request, ways);
+  if (!ways.status.ok() && WorthWaiting(request, ways.status)) return ways.status;
+  return Hold(request, ways);
+}
+
+absl::Status Placement::CheckPromise(const PlaceRequest& request, const Ways& ways) const {
+  const std::optional<ModeForecast>& taken = ways.take_local ? ways.local_forecast : ways.remote_forecast;
+  if (!ways.status.ok() || request.epoch > 1 || !taken.has_value() || !taken->measured) return absl::OkStatus();
+  const absl::Duration more = absl::Microseconds(taken->ttft_us), promised = promise(request.priority).ttft;
+  const absl::Duration waited = clock_->Now() - request.arrival;
+  return waited + more <= promised ? absl::OkStatus() : PromiseMissed(waited, more, promised);
+}
+
+absl::StatusOr<PlacedHolds> Placement::Hold(const PlaceRequest& request, const Ways& ways) {
+  Log(request, ways);
   if (!ways.status.ok()) return ways.status;
   const PlacementNeed& need = request.need;
   PlacedHolds placed;

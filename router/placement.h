@@ -146,7 +146,9 @@ class Placement {
     Done done;
     absl::Status why;  // it waits
   };
-  absl::StatusOr<PlacedHolds> PlaceLocked(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Not OK: it would come later than its class was promised, though it was admitted. Only of a first placement.
+  absl::Status CheckPromise(const PlaceRequest& request, const Ways& ways) const;
+  absl::StatusOr<PlacedHolds> Hold(const PlaceRequest& request, const Ways& ways) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Forecast ForecastFor(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WorthWaiting(const PlaceRequest& request, const absl::Status& status) const;
   void Log(const PlaceRequest& request, const Ways& ways) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -279,6 +279,19 @@ double StepUs(const WorkerSnapshot& w, uint32_t more, uint64_t tokens) {
   return StepUsAt(w.cost.samples > 0 ? w.cost : w.prefill_cost, w, more, tokens);
 }
 
+double FinishedPerSecond(const WorkerSnapshot& w, const PlacementNeed& need) {
+  if (w.cost.samples == 0 || need.output_tokens == 0) return 0;
+  uint64_t requests = w.total_blocks / std::max<uint64_t>(need.Blocks(w.block_size), 1);
+  if (w.max_sequences > 0) requests = std::min<uint64_t>(requests, w.max_sequences / std::max<uint32_t>(need.choices, 1));
+  requests = std::max<uint64_t>(requests, 1);
+  WorkerSnapshot full = w;
+  full.sequences = 0;
+  full.context_tokens = 0;
+  const double step = StepUsAt(w.cost, full, static_cast<uint32_t>(requests) * need.choices,
+                               need.prompt_tokens + need.output_tokens / 2);
+  return static_cast<double>(requests) * 1e6 / (step * static_cast<double>(need.output_tokens));
+}
+
 double LocalPrefillUs(const WorkerSnapshot& w, const StepCost& cost, uint64_t cached, uint64_t tokens) {
   const uint64_t queue = LocalQueue(w);
   if (w.sequences == 0 || cost.samples == 0) return PrefillUsAt(cost, w, queue, cached, tokens);

@@ -84,6 +84,8 @@ double MixedStepUs(const WorkerSnapshot& worker, const StepCost& cost, uint64_t 
 StepCost PrefillCostOf(std::span<const WorkerSnapshot> workers, const WorkerSnapshot& worker);
 // Microseconds of one step of a decode worker with `more` sequences of `tokens` tokens added.
 double StepUs(const WorkerSnapshot& worker, uint32_t more, uint64_t tokens);
+// Requests like this one that a decode worker which is full of them finishes in a second; 0: not known.
+double FinishedPerSecond(const WorkerSnapshot& worker, const PlacementNeed& need);
 
 // UNAVAILABLE names the missing pool, the states of its workers, and what to start. RESOURCE_EXHAUSTED: workers are
 // ready, and none has room now. FAILED_PRECONDITION: workers are ready, and none could ever take total_tokens.
