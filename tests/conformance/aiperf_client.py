@@ -13,6 +13,7 @@ import tempfile
 import unittest
 
 import router_counts
+from router_counts import OUTPUT_TOKENS, PROMPT_TOKENS
 
 REQUESTS = 12
 
@@ -23,8 +24,9 @@ def profile(endpoint, *more):
         command = [sys.executable, "-sB", os.environ["BATON_PACKAGES"] + "/bin/aiperf", "profile",
                    "--model", router_counts.MODEL, "--url", router_counts.URL, "--endpoint-type", endpoint, "--streaming",
                    "--tokenizer", os.environ["BATON_TOKENIZER"], "--concurrency", "2", "--request-count", str(REQUESTS),
-                   "--isl", "60", "--isl-stddev", "0", "--osl", "16", "--osl-stddev", "0", "--extra-inputs", "ignore_eos:true",
-                   "--random-seed", "1", "--artifact-dir", folder, "--ui", "none", "--no-gpu-telemetry", *more]
+                   "--isl", str(PROMPT_TOKENS), "--isl-stddev", "0", "--osl", str(OUTPUT_TOKENS),
+                   "--osl-stddev", "0", "--extra-inputs", "ignore_eos:true", "--random-seed", "1", "--artifact-dir", folder,
+                   "--ui", "none", "--no-gpu-telemetry", *more]
         ended = subprocess.run(command, env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=400,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if ended.returncode != 0:
@@ -41,7 +43,7 @@ class AiperfTest(unittest.TestCase):
         self.assertEqual(result["total_isl"]["avg"], taken["prompt"])
         self.assertEqual(result["total_usage_prompt_tokens"]["avg"], taken["prompt"])
         self.assertEqual(result["total_usage_completion_tokens"]["avg"], taken["generated"])
-        self.assertEqual((taken["choices"], taken["generated"], taken["refused"]), (REQUESTS, 16 * REQUESTS, 0))
+        self.assertEqual((taken["choices"], taken["generated"], taken["refused"]), (REQUESTS, OUTPUT_TOKENS * REQUESTS, 0))
         router_counts.print_times(client, result["time_to_first_token"]["p50"], result["inter_token_latency"]["p50"], REQUESTS)
 
     def test_chat(self):

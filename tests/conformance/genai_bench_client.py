@@ -14,8 +14,10 @@ import tempfile
 import unittest
 
 import router_counts
+from router_counts import OUTPUT_TOKENS, PROMPT_TOKENS
 
 REQUESTS = 12
+SCENARIO = f"D({PROMPT_TOKENS},{OUTPUT_TOKENS})"
 START = "import sys, transformers; from genai_bench.cli.cli import cli; sys.argv[0] = 'genai-bench'; cli()"
 
 
@@ -25,12 +27,12 @@ class GenaiBenchTest(unittest.TestCase):
             command = [sys.executable, "-B", "-c", START, "benchmark", "--api-backend", "vllm", "--api-base", router_counts.URL,
                        "--api-key", "none", "--api-model-name", router_counts.MODEL, "--model", "served",
                        "--model-tokenizer", os.environ["BATON_TOKENIZER"], "--task", "text-to-text", "--num-concurrency", "2",
-                       "--traffic-scenario", "D(60,16)", "--max-time-per-run", "1", "--max-requests-per-run", str(REQUESTS),
+                       "--traffic-scenario", SCENARIO, "--max-time-per-run", "1", "--max-requests-per-run", str(REQUESTS),
                        "--additional-request-params", '{"temperature":0,"ignore_eos":true}',
                        "--experiment-base-dir", folder, "--experiment-folder-name", "run"]
             ended = subprocess.run(command, cwd=folder, env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=400,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-            files = glob.glob(folder + "/run/D60_16_*.json")
+            files = glob.glob(folder + f"/run/D{PROMPT_TOKENS}_{OUTPUT_TOKENS}_*.json")
             self.assertEqual((ended.returncode, len(files)), (0, 1), ended.stdout)
             with open(files[0], encoding="utf-8") as file:
                 result = json.load(file)

@@ -11,6 +11,7 @@ import tempfile
 import unittest
 
 import router_counts
+from router_counts import OUTPUT_TOKENS, PROMPT_TOKENS
 
 REQUESTS = 12
 
@@ -23,7 +24,7 @@ class GuidellmTest(unittest.TestCase):
                        "--backend", f"kind=openai_http,target={router_counts.URL},model={router_counts.MODEL}",
                        "--profile", "kind=concurrent,streams=2", "--constraint", f"kind=max_requests,count={REQUESTS}",
                        "--tokenizer", "kind=huggingface_auto,model=" + os.environ["BATON_TOKENIZER"],
-                       "--data", "kind=synthetic_text,prompt_tokens=60,output_tokens=16",
+                       "--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}",
                        "--output", f"kind=json,path={folder}/out.json", "--disable-console-interactive"]
             ended = subprocess.run(command, cwd=folder, env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=400,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

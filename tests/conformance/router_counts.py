@@ -53,9 +53,19 @@ class Counts:
         return result
 
 
+# What the load generators send: long enough that a client's own milliseconds do not decide its times.
+PROMPT_TOKENS = 300
+OUTPUT_TOKENS = 32
+
+
 def print_times(client, ttft_ms, itl_ms, requests):
-    """A client's medians beside the router's own for the latest `requests` requests. Never judged: machines differ."""
+    """A client's medians beside the router's own for the latest `requests` requests. Never judged: machines differ.
+
+    ITL as these clients define it: of each request the time from its first token to its end, by the number of gaps.
+    """
     own = json.loads(get("/baton/requests"))["requests"][:requests]
-    ours = {name: statistics.median(one[name] for one in own if one.get(name) is not None) for name in ("ttft_ms", "itl_p50_ms")}
-    print(f"{client}: {requests} requests; medians in ms, its own and the router's: TTFT {ttft_ms:.1f} and "
-          f"{ours['ttft_ms']:.1f}, ITL {itl_ms:.2f} and {ours['itl_p50_ms']:.2f}")
+    ttft = statistics.median(one["ttft_ms"] for one in own)
+    itl = statistics.median((one["total_ms"] - one["ttft_ms"]) / (one["completion_tokens"] - 1) for one in own
+                            if one["completion_tokens"] > 1)
+    print(f"{client}: {requests} requests; medians in ms, its own and the router's: TTFT {ttft_ms:.1f} and {ttft:.1f} "
+          f"({ttft_ms / ttft:.3f}), ITL {itl_ms:.2f} and {itl:.2f} ({itl_ms / itl:.3f})")
