@@ -172,13 +172,13 @@ Forecast Placement::ForecastFor(const PlaceRequest& request) {
   const Ways ways = Compare(request, /*check_room=*/false);
   const std::optional<ModeForecast>& taken = ways.take_local ? ways.local_forecast : ways.remote_forecast;
   if (!taken.has_value()) return forecast;
-  if (taken->measured) forecast.ttft = absl::Microseconds(taken->ttft_us);
+  if (taken->measured && !taken->aged) forecast.ttft = absl::Microseconds(taken->ttft_us);
   const Pick& decode = ways.take_local ? ways.local : ways.decode;
   if (!request.needs_decode || !decode.choice.ok()) return forecast;
   view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory&) {
     // Of steps that only decode: those that also carry a chunk are few, or what keeps to step_target.
     for (const WorkerSnapshot& w : workers) {
-      if (w.id != decode.worker.id || w.cost.samples == 0) continue;
+      if (w.id != decode.worker.id || w.cost.samples == 0 || w.cost_aged) continue;
       forecast.itl = absl::Microseconds(StepUs(w, request.need.choices, request.need.prompt_tokens));
     }
   });
@@ -282,7 +282,9 @@ absl::StatusOr<PlacedHolds> Placement::Place(const PlaceRequest& request) {
 
 absl::Status Placement::CheckPromise(const PlaceRequest& request, const Ways& ways) const {
   const std::optional<ModeForecast>& taken = ways.take_local ? ways.local_forecast : ways.remote_forecast;
-  if (!ways.status.ok() || request.epoch > 1 || !taken.has_value() || !taken->measured) return absl::OkStatus();
+  if (!ways.status.ok() || request.epoch > 1 || !taken.has_value() || !taken->measured || taken->aged) {
+    return absl::OkStatus();
+  }
   const absl::Duration more = absl::Microseconds(taken->ttft_us), promised = promise(request.priority).ttft;
   const absl::Duration waited = clock_->Now() - request.arrival;
   return waited + more <= promised ? absl::OkStatus() : PromiseMissed(waited, more, promised);

@@ -54,6 +54,7 @@ ModeForecast ForecastRemote(std::span<const WorkerSnapshot> workers, const Place
   out.worker = w.id;
   out.ttft_us = prefill.chosen().ttft_us;
   out.measured = prefill.chosen().measured;
+  out.aged = w.cost_aged;
   out.others_us = PrefillUs(w, 0, prefill.chosen().cached_tokens, tokens) * w.in_flight;
   if (decode == nullptr) return out;
   // Chunks move while the next ones are computed.
@@ -72,6 +73,7 @@ ModeForecast ForecastLocal(std::span<const WorkerSnapshot> workers, const Placem
   out.worker = w.id;
   out.ttft_us = local.chosen().ttft_us;
   out.measured = local.chosen().measured;
+  out.aged = w.cost_aged;
   out.itl_us = StepUs(w, need.choices, need.prompt_tokens);
   if (w.sequences == 0) return out;
   WorkerSnapshot alone = w;

@@ -38,6 +38,7 @@ struct ModeForecast {
   double others_us = 0;
   double itl_us = 0;      // between tokens of those who decode there, while the prompt is computed and after
   bool measured = false;  // by costs that are known
+  bool aged = false;      // ... but of a while ago: nobody is refused for them, or they would never be measured again
   bool full_steps = false;  // others decode in steps that the prompt fills up to what the promise allows
   double total_us() const { return ttft_us + handover_us + others_us; }
 };
