@@ -140,7 +140,8 @@ void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<cons
                   .weight = MatrixOf(*output.weight),
                   .bias = output.bias,
                   .y = output.y,
-                  .y_stride = output.y_stride},
+                  .y_stride = output.y_stride,
+                  .wgmma = wgmma_},
                  stream_.get());
     }
     return;

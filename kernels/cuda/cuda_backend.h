@@ -99,6 +99,7 @@ class CudaBackend final : public Backend, public DeviceSpace {
   CopyId EndCopies();
 
   const NumericsClass numerics_;
+  const bool wgmma_ = HasWgmma();
   OwnedStream stream_, copy_stream_;  // of calls; of copies
   Event calls_;                       // behind the calls before the latest copies
   std::deque<Started> copies_;        // not known to be done, in order

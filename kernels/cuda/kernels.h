@@ -100,7 +100,7 @@ void MatMul(const MatMulArgs& args, Stream stream);
 void ReadRow(const DeviceMatrix& weight, int64_t row, float* out, Stream stream);
 
 // Products of the class kBf16, on tensor cores (sm_80 and up): both sides rounded to bfloat16, sums in f32. matmul_bf16.cu
-// has the order, which is the same for any m; its smallest step is the device's own.
+// has the order, which is the same for any m; its smallest step is the device's own, and the instruction's.
 inline constexpr int kBf16Piece = 1024;     // inputs that one chain of sums takes
 inline constexpr int kBf16FewRows = 64;     // up to here each warp streams weights of its own
 size_t RoundedInputsBytes(int m, int64_t cols);
@@ -113,7 +113,10 @@ struct Bf16MatMulArgs {
   const float* bias = nullptr;  // [weight.rows] or null
   float* y = nullptr;           // [m, weight.rows]; written several times
   int64_t y_stride = 0;
+  bool wgmma = false;           // by matmul_wgmma.cu, for all of a model's products or none; with HasWgmma
 };
+// Whether the device has warpgroup products (sm_90) and the kernels were compiled for them (sm_90a).
+bool HasWgmma();
 void Bf16MatMul(const Bf16MatMulArgs& args, Stream stream);
 
 

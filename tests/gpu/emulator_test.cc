@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "kernels/cuda/emulator/emulator.h"
@@ -196,7 +197,195 @@ TEST_F(EmulatorTest, CopiesArriveWhenTheirGroupIsWaitedFor) {
   EXPECT_EQ(zeros, std::vector<float>(4));
 }
 
+// A warpgroup multiplies 64 x 16 of a, one element of which is not zero, by b, which lies as `put` says: put(row, input) is
+// the offset of an element. Each of b's is its own number.
+template <typename Fn>
+std::vector<float> MultiplyRow(int n, int a_row, int a_col, uint64_t descriptor_bits, const Fn& put) {
+  constexpr int kBytes = 16 << 10;
+  alignas(16) static uint16_t b[kBytes / 2];
+  std::fill(std::begin(b), std::end(b), 0x7fc0);  // NaN: what is not of the matrix must not matter
+  for (int row = 0; row < n; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      b[put(row, k) / 2] = static_cast<uint16_t>(__float_as_uint(static_cast<float>((row * 16 + k) % 251)) >> 16);
+    }
+  }
+  std::vector<float> d(64 * n);
+  RunGrid(dim3(1), dim3(128), kBytes, [&] {
+    auto* const shared = static_cast<std::byte*>(DynamicShared());
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    for (int i = thread; i < kBytes / 16; i += 128) CopyAsync16(shared + i * 16, b + i * 8);
+    CommitCopies();
+    WaitForCopies(0);
+    ProxyFence();
+    __syncthreads();
+    // a's fragment, as mma.m16n8k16's of the warp's rows.
+    uint32_t a[4] = {};
+    if (a_row / 16 == warp && lane == a_row % 8 * 4 + a_col % 8 / 2) {
+      a[a_row % 16 / 8 + a_col / 8 * 2] = a_col % 2 == 0 ? Bf16s(2, 0) : Bf16s(0, 2);
+    }
+    float sums[128];
+    std::fill(sums, sums + n / 2, 1.0f);
+    WgmmaFence();
+    Wgmma(sums, n, a, descriptor_bits | (SharedAddress(shared) >> 4));
+    WgmmaCommit();
+    WgmmaWait(0);
+    for (int i = 0; i < n / 2; ++i) {
+      const int row = 16 * warp + lane / 4 + i / 2 % 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      d[row * n + col] = sums[i];
+    }
+  });
+  return d;
+}
+
+TEST_F(EmulatorTest, WarpgroupProductsAreWherePtxSays) {
+  for (const Order order : kOrders) {
+    SetSchedule(order, 13);
+    for (const auto& [n, a_row, a_col] : {std::tuple{8, 0, 0}, {24, 9, 5}, {64, 23, 14}, {192, 63, 15}}) {
+      // 8 rows of 16 bytes; halves of 8 inputs 128 bytes apart, octets of rows 256.
+      const std::vector<float> d = MultiplyRow(
+          n, a_row, a_col, uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32,
+          [](int row, int k) { return row / 8 * 256 + k / 8 * 128 + row % 8 * 16 + k % 8 * 2; });
+      for (int row = 0; row < 64; ++row) {
+        for (int col = 0; col < n; ++col) {
+          const float product = row == a_row ? 2.0f * static_cast<float>((col * 16 + a_col) % 251) : 0;
+          ASSERT_EQ(d[row * n + col], 1 + product) << n << " " << row << " " << col;
+        }
+      }
+    }
+  }
+}
+
+// Rows of 128, 64 or 32 bytes in octets; each row's pieces of 16 bytes are at their place xor the row, in the repeating
+// patterns of PTX's figures: 8 rows of 8 pieces; of 64 bytes, two rows to a pattern's line; of 32, four.
+TEST_F(EmulatorTest, MatrixDescriptorsSwizzle) {
+  for (const auto& [mode, row_bytes] : {std::pair{1, 128}, {2, 64}, {3, 32}}) {
+    for (const int first_input : {0, 16}) {  // of a row: the start address goes on within the pattern
+      if (first_input * 2 + 32 > row_bytes) continue;
+      const int bytes = row_bytes, first = first_input;
+      const std::vector<float> d = MultiplyRow(
+          32, 40, 11, uint64_t(mode) << 62 | uint64_t(8 * bytes >> 4) << 32 | uint64_t(first * 2 >> 4), [&](int row, int k) {
+            const int piece = (first + k) / 8, line = row % 8 * bytes / 128;
+            return row / 8 * 8 * bytes + row % 8 * bytes + (piece ^ line % (bytes / 16)) * 16 + k % 8 * 2;
+          });
+      for (int col = 0; col < 32; ++col) {
+        EXPECT_EQ(d[40 * 32 + col], 1 + 2.0f * static_cast<float>((col * 16 + 11) % 251)) << mode << " " << col;
+      }
+    }
+  }
+}
+
+// What a kernel may do wrong around a product of 64 x 16 ones by 16 x 8 ones.
+enum class Fault { kNone, kNoProxyFence, kNoBarrier, kNoRegisterFence, kReadsEarly, kChangesA, kReusesMemory };
+
+std::vector<float> ProductsWith(Fault fault) {
+  alignas(16) static const std::vector<uint16_t> ones(128, 0x3f80);
+  std::vector<float> out(128 * 4);
+  RunGrid(dim3(1), dim3(128), 256, [&] {
+    auto* const shared = static_cast<std::byte*>(DynamicShared());
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto copy = [&] {
+      if (thread % 8 == 0) CopyAsync16(shared + thread / 8 * 16, ones.data() + thread);
+      CommitCopies();
+    };
+    // One warp is late.
+    for (int i = 0; thread / 32 == 2 && i < 4; ++i) __syncwarp();
+    copy();
+    WaitForCopies(0);
+    if (fault != Fault::kNoProxyFence) ProxyFence();
+    if (fault != Fault::kNoBarrier) __syncthreads();
+    uint32_t a[4] = {Bf16s(1, 1), Bf16s(1, 1), Bf16s(1, 1), Bf16s(1, 1)};
+    float d[4] = {}, early[4];
+    WgmmaFence();
+    const uint64_t b = SharedAddress(shared) >> 4 | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
+    Wgmma(d, 8, a, b);
+    WgmmaCommit();
+    if (fault != Fault::kNoRegisterFence) WgmmaFence();
+    Wgmma(d, 8, a, b);  // goes on from the first
+    WgmmaCommit();
+    if (fault == Fault::kChangesA) a[2] = Bf16s(3, 3);
+    if (fault == Fault::kReusesMemory) copy();
+    WgmmaWait(1);
+    std::copy(d, d + 4, early);
+    WgmmaWait(0);
+    WaitForCopies(0);
+    for (int i = 0; i < 4; ++i) out[thread * 4 + i] = fault == Fault::kReadsEarly ? early[i] : d[i];
+  });
+  return out;
+}
+
+TEST_F(EmulatorTest, WhatIsMissingAroundAWarpgroupProductGivesOtherBits) {
+  const std::vector<float> right(128 * 4, 32.0f);
+  for (const Fault fault : {Fault::kNone, Fault::kNoProxyFence, Fault::kNoBarrier, Fault::kNoRegisterFence, Fault::kReadsEarly,
+                            Fault::kChangesA, Fault::kReusesMemory}) {
+    int wrong = 0;
+    for (const Order order : kOrders) {
+      SetSchedule(order, 15);
+      wrong += ProductsWith(fault) != right;
+    }
+    if (fault == Fault::kNone) {
+      EXPECT_EQ(wrong, 0);
+    } else {
+      EXPECT_GT(wrong, 0) << static_cast<int>(fault);
+    }
+  }
+}
+
+// A warp goes on alone until it waits for the others.
+TEST_F(EmulatorTest, AWarpgroupsBarrierIsItsOwn) {
+  for (const Order order : kOrders) {
+    SetSchedule(order, 17);
+    std::vector<int> shared(256), out(256);
+    RunGrid(dim3(1), dim3(256), 0, [&] {
+      const unsigned t = threadIdx.x;
+      for (int round = 1; round <= (t < 128 ? 5 : 2); ++round) {
+        shared[t] = round;
+        SyncWarpgroup();
+        out[t] = shared[t / 128 * 128 + (t + 1) % 128];
+        SyncWarpgroup();
+      }
+    });
+    for (int t = 0; t < 256; ++t) EXPECT_EQ(out[t], t < 128 ? 5 : 2);
+  }
+}
+
 using EmulatorDeathTest = EmulatorTest;
+
+TEST_F(EmulatorDeathTest, WhatNoWarpgroupCanDoEndsTheProcess) {
+  const auto product = [](uint64_t descriptor) {
+    uint32_t a[4] = {};
+    float d[4] = {};
+    WgmmaFence();
+    Wgmma(d, 8, a, descriptor);
+    WgmmaCommit();
+    WgmmaWait(0);
+  };
+  constexpr uint64_t kStrides = uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
+  const auto start = [] { return uint64_t{SharedAddress(DynamicShared()) >> 4}; };
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(128), 256, [&] { product(kStrides | (start() + 1)); }), "outside of shared memory");
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(96), 256, [&] { product(kStrides | start()); }), "no whole ones");
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(128), 512, [&] { product(kStrides | (start() + threadIdx.x / 96)); }),
+               "warps of a warpgroup multiply different");
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(128), 512, [&] { product(kStrides | (start() + threadIdx.x % 2)); }),
+               "lanes of a warp multiply different");
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(128), 256,
+                       [&] {
+                         if (threadIdx.x < 96) product(kStrides | start());
+                       }),
+               "fewer products");
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(128), 256,
+                       [&] {
+                         uint32_t a[4] = {};
+                         float d[4] = {};
+                         Wgmma(d, 8, a, kStrides | start());
+                       }),
+               "products that it has not waited for");
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(128), 256, [&] { product(kStrides | start() | uint64_t{1} << 49); }), "base offset");
+  EXPECT_DEATH(RunGrid(dim3(1), dim3(128), 0,
+                       [] {
+                         if (threadIdx.x != 5) SyncWarpgroup();
+                       }),
+               "wait at different barriers");
+}
 
 TEST_F(EmulatorDeathTest, MisusedCopiesAndMatricesEndTheProcess) {
   alignas(16) static const float from[8] = {};

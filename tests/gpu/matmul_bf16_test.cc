@@ -33,7 +33,7 @@ struct Product {
 
   int64_t y_stride() const { return tensor.rows + 2; }
   // [m, rows] with a gap after each row, of x's rows from `first` on.
-  std::vector<float> Compute(int m, bool with_bias, int first = 0) const {
+  std::vector<float> Compute(bool wgmma, int m, bool with_bias, int first = 0) const {
     std::vector<float> y(m * y_stride(), 7.0f);
     const size_t rounded_bytes = RoundedInputsBytes(m, tensor.cols);
     EXPECT_EQ(rounded_bytes % 16, 0u);
@@ -44,7 +44,8 @@ struct Product {
                 .weight = {packed.dtype, tensor.rows, tensor.cols, packed.codes.data(), packed.scales.data()},
                 .bias = with_bias ? bias.data() : nullptr,
                 .y = y.data(),
-                .y_stride = y_stride()},
+                .y_stride = y_stride(),
+                .wgmma = wgmma},
                nullptr);
     return y;
   }
@@ -75,28 +76,34 @@ struct Product {
   }
 };
 
+// By the warp's instruction and by the warpgroup's, which the emulator gives one order.
+class Bf16MatMulTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Instructions, Bf16MatMulTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Wgmma" : "Mma"; });
+
 // Odd numbers of everything that the format allows; rows for each kernel and at its edges; inputs of one piece and
 // more, and of more pieces than a block has warps.
-TEST(Bf16MatMulTest, IsItsDefinition) {
+TEST_P(Bf16MatMulTest, IsItsDefinition) {
   for (const DType dtype : kDeviceFormats) {
     const bool blocks = BlockElements(dtype) > 1;
     for (const auto& [rows, cols, m] : {std::tuple{1, 1, 1}, {33, 67, 3}, {70, 1051, 8}, {31, 4200, 9}, {40, 1079, 17},
-                                        {45, 97, 64}, {161, 40, 65}, {37, 1060, 130}}) {
+                                        {45, 97, 64}, {161, 40, 65}, {37, 1060, 130}, {70, 2100, 33},
+                                        {5, 65, 200}}) {
       const int64_t whole = blocks ? (cols + 31) / 32 * 32 : cols;
       SCOPED_TRACE(testing::Message() << Name(dtype) << " " << rows << " x " << whole << ", " << m << " rows");
       const Product product(dtype, rows, whole, m, 11);
-      ExpectSameBitsInAnyOrder(product.InOrder(m, m % 2 == 1), [&] { return product.Compute(m, m % 2 == 1); });
+      ExpectSameBitsInAnyOrder(product.InOrder(m, m % 2 == 1), [&] { return product.Compute(GetParam(), m, m % 2 == 1); });
     }
   }
 }
 
 // What a GPU is held to, whose order in a step is its own (tests/gpu/selftest): the exact product of the rounded
 // values, within what f32 sums of so many terms can lose. A wrong element would be off by about a term.
-TEST(Bf16MatMulTest, IsNearTheExactProductOfRoundedValues) {
+TEST_P(Bf16MatMulTest, IsNearTheExactProductOfRoundedValues) {
   for (const DType dtype : kDeviceFormats) {
     constexpr int kRows = 10;
     const Product product(dtype, 40, 1120, kRows, 21);
-    const std::vector<float> got = product.Compute(kRows, false);
+    const std::vector<float> got = product.Compute(GetParam(), kRows, false);
     product.Expected(kRows, [&](int r, int64_t o, const std::vector<float>& w) {
       double sum = 0, size = 0;
       for (int64_t k = 0; k < product.tensor.cols; ++k) {
@@ -110,15 +117,15 @@ TEST(Bf16MatMulTest, IsNearTheExactProductOfRoundedValues) {
   }
 }
 
-TEST(Bf16MatMulTest, ARowsBitsDoNotDependOnTheNumberOfRowsNorOnItsPlace) {
+TEST_P(Bf16MatMulTest, ARowsBitsDoNotDependOnTheNumberOfRowsNorOnItsPlace) {
   for (const DType dtype : kDeviceFormats) {
     SCOPED_TRACE(testing::Message() << Name(dtype));
-    constexpr int kMost = 130;
+    constexpr int kMost = 300;
     const Product product(dtype, 40, 1056, kMost, 31);
-    const std::vector<float> all = product.Compute(kMost, true);
-    for (const int m : {1, 8, 9, 17, 33, 64, 65}) {
+    const std::vector<float> all = product.Compute(GetParam(), kMost, true);
+    for (const int m : {1, 8, 9, 17, 33, 64, 65, 129, 193}) {
       for (const int first : {0, kMost - m}) {
-        const std::vector<float> some = product.Compute(m, true, first);
+        const std::vector<float> some = product.Compute(GetParam(), m, true, first);
         EXPECT_EQ(std::memcmp(some.data(), all.data() + first * product.y_stride(), some.size() * 4), 0)
             << m << " rows from " << first;
       }
@@ -126,17 +133,30 @@ TEST(Bf16MatMulTest, ARowsBitsDoNotDependOnTheNumberOfRowsNorOnItsPlace) {
   }
 }
 
+// Every number of rows, each at another place.
+TEST_P(Bf16MatMulTest, AnyNumberOfRowsHasTheSameBits) {
+  constexpr int kMost = 300;
+  const Product product(DType::kQ8_0, 36, 96, kMost, 71);
+  const std::vector<float> all = product.Compute(GetParam(), kMost, false);
+  for (int m = 1; m < kMost; ++m) {
+    const int first = m * 37 % (kMost - m + 1);
+    const std::vector<float> some = product.Compute(GetParam(), m, false, first);
+    ASSERT_EQ(std::memcmp(some.data(), all.data() + first * product.y_stride(), some.size() * 4), 0)
+        << m << " rows from " << first;
+  }
+}
+
 // What lies beyond the last input or row must not matter, not even as NaN; but a NaN of a row is that row's.
-TEST(Bf16MatMulTest, ReadsNothingOutsideOfItsRows) {
+TEST_P(Bf16MatMulTest, ReadsNothingOutsideOfItsRows) {
   for (const int m : {10, 70}) {
     Product product(DType::kBF16, 35, 77, m, 41);
-    const std::vector<float> before = product.Compute(m, false);
+    const std::vector<float> before = product.Compute(GetParam(), m, false);
     for (int r = 0; r < m; ++r) {
       for (int64_t k = 77; k < product.x_stride; ++k) product.x[r * product.x_stride + k] = NAN;
     }
-    EXPECT_EQ(product.Compute(m, false), before);
+    EXPECT_EQ(product.Compute(GetParam(), m, false), before);
     product.x[product.x_stride] = NAN;  // row 1
-    const std::vector<float> after = product.Compute(m, false);
+    const std::vector<float> after = product.Compute(GetParam(), m, false);
     for (int r = 0; r < m; ++r) {
       for (int64_t o = 0; o < product.tensor.rows; ++o) {
         const float want = before[r * product.y_stride() + o], got = after[r * product.y_stride() + o];
@@ -147,17 +167,17 @@ TEST(Bf16MatMulTest, ReadsNothingOutsideOfItsRows) {
 }
 
 // Ties to even in both operands, infinities kept: as the CPU rounds.
-TEST(Bf16MatMulTest, RoundsToNearestEven) {
+TEST_P(Bf16MatMulTest, RoundsToNearestEven) {
   Product product(DType::kF32, 2, 4, 1, 51);
   const float weights[2][4] = {{1 + 1.0f / 256, 1 + 3.0f / 256, -(1 + 1.0f / 256), 0}, {3e38f, 1, 0, 0}};
   std::memcpy(product.tensor.bytes.data(), weights, sizeof weights);
   product.packed = PackForDevice(product.tensor.host());
   product.x = {1, 256, 65536 + 256, 0, 0, 0, 0};
   // 1 * 1 + (1 + 4/256) * 256 - 1 * 65536 (its tie goes down to even).
-  EXPECT_EQ(product.Compute(1, false)[0], 1 + 260 - 65536);
-  EXPECT_EQ(product.Compute(1, false)[1], Rounded(3e38f) + 256);
+  EXPECT_EQ(product.Compute(GetParam(), 1, false)[0], 1 + 260 - 65536);
+  EXPECT_EQ(product.Compute(GetParam(), 1, false)[1], Rounded(3e38f) + 256);
   product.x[0] = 3.4e38f;  // beyond bfloat16's largest
-  EXPECT_TRUE(std::isinf(product.Compute(1, false)[0]));
+  EXPECT_TRUE(std::isinf(product.Compute(GetParam(), 1, false)[0]));
 }
 
 }  // namespace

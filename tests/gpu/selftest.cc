@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <span>
@@ -159,8 +160,9 @@ std::string CheckMatMul(DType dtype, int64_t rows, int64_t cols, int m, uint32_t
 }
 
 // On tensor cores, whose smallest step has an order of its own: near the exact product of the rounded values, and the bits
-// of each row alone.
-std::string CheckBf16MatMul(DType dtype, int64_t rows, int64_t cols, int m, uint32_t seed) {
+// of each row alone and of some rows from the middle (other kernels and tiles). out: the result.
+std::string CheckBf16MatMul(bool wgmma, DType dtype, int64_t rows, int64_t cols, int m, uint32_t seed,
+                            std::vector<float>* out) {
   Device device;
   const TestTensor tensor = RandomTensor(dtype, rows, cols, seed);
   const std::vector<float> x = RandomFloats(m * cols, seed + 1), bias = RandomFloats(rows, seed + 2);
@@ -173,15 +175,19 @@ std::string CheckBf16MatMul(DType dtype, int64_t rows, int64_t cols, int m, uint
     if (!device.status().ok()) return;
     RoundInputs(x_on_device + first * cols, cols, n, cols, rounded, kStream);
     Bf16MatMul({.rounded = rounded, .m = n, .weight = weight.matrix, .bias = bias_on_device, .y = y + first * rows,
-                .y_stride = rows},
+                .y_stride = rows, .wgmma = wgmma},
                kStream);
   };
   for (int r = 0; r < m; ++r) run(r, 1);
   const std::vector<float> alone = device.Get(y, m * rows);
-  run(0, m);
+  for (const int n : {12, 31, 50, 100, 200, m}) {
+    if (n > m) continue;
+    run((m - n) / 2, n);
+    const std::string difference = Compare(device.Get(y, m * rows), alone, device);
+    if (!difference.empty()) return absl::StrCat(n, " rows at once: ", difference);
+  }
   const std::vector<float> together = device.Get(y, m * rows);
-  const std::string difference = Compare(together, alone, device);
-  if (!difference.empty()) return difference;
+  *out = together;
   constexpr int64_t kOutputs = 40;  // from the end, where tiles are not whole
   for (int64_t o = std::max<int64_t>(rows - kOutputs, 0); o < rows; ++o) {
     const std::vector<float> w = tensor.Row(o);
@@ -301,15 +307,19 @@ double TimeOf(Device& device, const std::function<void()>& launch) {
   return absl::ToDoubleSeconds(absl::Now() - start) / kCalls;
 }
 
-Timing TimeMatMul(bool tensor_cores, DType dtype, int64_t rows, int64_t cols, int m, absl::Status* status) {
+enum class Products { kF32, kMma, kWgmma };
+
+Timing TimeMatMul(Products products, DType dtype, int64_t rows, int64_t cols, int m, absl::Status* status) {
   Device device;
+  const bool tensor_cores = products != Products::kF32;
+  constexpr const char* kNames[] = {"matmul ", "tensor cores ", "wgmma "};
   const int64_t code_bytes = rows * cols * 16 / MatrixStep(dtype);
   const int64_t scale_bytes = BlockElements(dtype) > 1 ? rows * cols / 32 * 2 : 0;
   const DeviceMatrix matrix = {dtype, rows, cols, device.New<uint8_t>(code_bytes), device.New<uint8_t>(scale_bytes)};
   const MatMulArgs args = {.x = device.New<float>(m * cols), .x_stride = cols, .m = m, .weight = matrix,
                            .y = device.New<float>(m * rows), .y_stride = rows};
   std::byte* const rounded = device.New<std::byte>(RoundedInputsBytes(m, cols));
-  Timing timing = {.name = absl::StrCat(tensor_cores ? "tensor cores " : "matmul ", std::string(Name(dtype)), " ", rows,
+  Timing timing = {.name = absl::StrCat(kNames[static_cast<int>(products)], std::string(Name(dtype)), " ", rows,
                                         " x ", cols, ", ", m, " rows"),
                    .bytes = static_cast<double>(code_bytes + scale_bytes),
                    .flops = 2.0 * static_cast<double>(rows) * static_cast<double>(cols) * m,
@@ -317,7 +327,9 @@ Timing TimeMatMul(bool tensor_cores, DType dtype, int64_t rows, int64_t cols, in
   const auto run = [&] {
     if (!tensor_cores) return MatMul(args, kStream);
     RoundInputs(args.x, cols, m, cols, rounded, kStream);
-    Bf16MatMul({.rounded = rounded, .m = m, .weight = matrix, .y = args.y, .y_stride = rows}, kStream);
+    Bf16MatMul({.rounded = rounded, .m = m, .weight = matrix, .y = args.y, .y_stride = rows,
+                .wgmma = products == Products::kWgmma},
+               kStream);
   };
   if (device.status().ok()) timing.seconds = TimeOf(device, run);
   *status = device.status();
@@ -376,8 +388,15 @@ std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
       add(absl::StrCat("matmul ", name, ", ", m, " rows"), CheckMatMul(dtype, 39 * size, 1120 * size, m, seed));
     }
     for (const int m : {3, 19, 67 * size}) {
+      std::vector<float> by_warp, by_warpgroup;
       add(absl::StrCat("tensor cores ", name, ", ", m, " rows"),
-          CheckBf16MatMul(dtype, 37 * size, 1056 * size, m, seed));
+          CheckBf16MatMul(false, dtype, 37 * size, 1056 * size, m, seed, &by_warp));
+      if (!HasWgmma()) continue;
+      std::string failure = CheckBf16MatMul(true, dtype, 37 * size, 1056 * size, m, seed, &by_warpgroup);
+      // Both may be right: it is told, not judged.
+      const bool same = std::memcmp(by_warp.data(), by_warpgroup.data(), by_warp.size() * sizeof(float)) == 0;
+      add(absl::StrCat("wgmma ", name, ", ", m, " rows", !failure.empty() ? "" : same ? ": mma's bits" : ": not mma's bits"),
+          std::move(failure));
     }
   }
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
@@ -404,12 +423,15 @@ absl::StatusOr<std::vector<Timing>> RunTimings() {
   for (const DType dtype : {DType::kBF16, DType::kQ8_0, DType::kQ4_0}) {
     for (const auto& [rows, cols] : {std::pair{4096, 4096}, {28672, 4096}, {4096, 14336}}) {
       for (const int m : {1, 8, 512}) {
-        timings.push_back(TimeMatMul(false, dtype, rows, cols, m, &status));
+        timings.push_back(TimeMatMul(Products::kF32, dtype, rows, cols, m, &status));
         if (!status.ok()) return status;
       }
-      for (const int m : {1, 8, 64, 512, 4096}) {
-        timings.push_back(TimeMatMul(true, dtype, rows, cols, m, &status));
-        if (!status.ok()) return status;
+      for (const Products products : {Products::kMma, Products::kWgmma}) {
+        if (products == Products::kWgmma && !HasWgmma()) continue;
+        for (const int m : {1, 8, 64, 512, 4096}) {
+          timings.push_back(TimeMatMul(products, dtype, rows, cols, m, &status));
+          if (!status.ok()) return status;
+        }
       }
     }
   }

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulator/streams.h"
+#include "kernels/cuda/emulator/tensor.h"
 #include "tests/fakes/tiny_gguf.h"
 #include "tests/model/exactness.h"
 #include "tests/model/tiny_reference_models.h"
@@ -88,6 +89,17 @@ TEST_P(CudaTransformerTest, BatchChunkAndPhaseDoNotMatter) {
 
 TEST_P(CudaTransformerTest, BatchChunkAndPhaseDoNotMatterOnTensorCores) {
   ExpectExact(OnEmulator(NumericsClass::kBf16).get(), DType::kF16, kExactTokens, kChunks);
+}
+
+// Nor, on the emulator, by which instruction: so these tests hold for GPUs that have the one or the other.
+TEST_P(CudaTransformerTest, EitherInstructionOfTensorCoresHasTheSameBits) {
+  std::vector<Logits> logits;
+  for (const bool wgmma : {false, true}) {
+    cuda_emulator::SetHasWgmma(wgmma);
+    const std::unique_ptr<Transformer> model = OnEmulator(NumericsClass::kBf16);
+    logits.push_back(WholePrompt(model.get(), RandomIds(kPromptTokens, model->vocab_size(), 1), DType::kBF16));
+  }
+  ExpectSameBits(logits[0], logits[1], GetParam().name);
 }
 
 // A sequence alone has the bits that it has in batches of each kernel's size: up to 8, 16, 64 and more rows.

@@ -31,6 +31,8 @@ def _cuda_library(ctx):
         cc_infos = [d[CcInfo] for d in ctx.attr.deps],
     ).compilation_context
     archs = ctx.var.get("cuda_archs", DEFAULT_ARCHS).split(",")
+    if "90" in archs and "90a" in archs:
+        fail("cuda_archs has 90 and 90a: which of them a Hopper GPU takes is not for us to choose, and their results differ")
     objects, reports = [], []
     for src in ctx.files.srcs:
         base = ctx.label.name + "/" + src.basename[:-len(".cu")]
@@ -38,6 +40,8 @@ def _cuda_library(ctx):
         report = ctx.actions.declare_file(base + ".ptxas.txt")
         args = ["-std=c++20", "--expt-relaxed-constexpr", "-O3", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall,-ffp-contract=off", "-I."] + _EXACT
         args += ["-gencode=arch=compute_{0},code=sm_{0}".format(a) for a in archs]
+        if "90a" in archs:
+            args.append("-DBATON_CUDA_SM_90A")  # host code cannot see the "a"
         # ptxas reports registers, stack and spills of each kernel on stderr.
         ctx.actions.run_shell(
             inputs = depset(

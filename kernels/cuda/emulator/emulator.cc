@@ -8,10 +8,13 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <vector>
 
+#include "kernels/cuda/emulator/async_proxy.h"
 #include "kernels/cuda/emulator/fiber_context.h"
+#include "kernels/cuda/emulator/tensor.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -31,7 +34,7 @@ constexpr int kMaxSharedObjects = 8;
   std::abort();
 }
 
-enum class State { kReady, kAtBarrier, kInWarp, kDone };
+enum class State { kReady, kAtBarrier, kAtWarpgroupBarrier, kInWarp, kDone };
 
 struct Fiber {
   ThreadContext context;
@@ -82,6 +85,7 @@ class Block {
   Block(uint3 block_idx, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel)
       : kernel_(kernel), fibers_(block.x * block.y * block.z) {
     dynamic_shared_ = Poisoned(shared_bytes);
+    proxy_.emplace(static_cast<const std::byte*>(dynamic_shared_.get()), shared_bytes, num_fibers());
     for (size_t i = 0; i < fibers_.size(); ++i) {
       const unsigned n = static_cast<unsigned>(i);
       fibers_[i].context = {{n % block.x, n / block.x % block.y, n / block.x / block.y}, block_idx, block, grid};
@@ -105,6 +109,7 @@ class Block {
     return shared_[index].get();
   }
   void* dynamic_shared() { return dynamic_shared_.get(); }
+  AsyncProxy& proxy() { return *proxy_; }
 
  private:
   struct Free {
@@ -125,6 +130,7 @@ class Block {
   void SwitchOut(bool ended);
   bool ReleaseWaiting();
   bool ReleaseWarp(int first);
+  bool ReleaseWarpgroup(int first);
 
   const std::function<void()>& kernel_;
   std::vector<Fiber> fibers_;
@@ -132,6 +138,7 @@ class Block {
   FiberContext scheduler_;
   Memory dynamic_shared_;
   Memory shared_[kMaxSharedObjects];
+  std::optional<AsyncProxy> proxy_;
   // What the address sanitizer must know of stacks.
   void* scheduler_fake_stack_ = nullptr;
   const void* scheduler_stack_ = nullptr;
@@ -148,6 +155,7 @@ void Block::Entry() {
 #endif
   g_block->kernel_();
   if (!g_block->running().copies.empty()) Die("a thread ends with copies that it has not waited for");
+  g_block->proxy().Finish(g_block->running_index());
   g_block->running().state = State::kDone;
   g_block->SwitchOut(true);
 }
@@ -209,9 +217,18 @@ bool Block::ReleaseWarp(int first) {
   return released;
 }
 
+bool Block::ReleaseWarpgroup(int first) {
+  const int end = std::min(first + 128, num_fibers());
+  const auto waits = [](const Fiber& fiber) { return fiber.state == State::kAtWarpgroupBarrier; };
+  if (!std::all_of(fibers_.begin() + first, fibers_.begin() + end, waits)) return false;
+  for (int i = first; i < end; ++i) fibers_[i].state = State::kReady;
+  return true;
+}
+
 bool Block::ReleaseWaiting() {
   bool released = false, barrier = true;
   for (int first = 0; first < num_fibers(); first += 32) released |= ReleaseWarp(first);
+  for (int first = 0; first < num_fibers(); first += 128) released |= ReleaseWarpgroup(first);
   for (const Fiber& fiber : fibers_) barrier &= fiber.state == State::kAtBarrier || fiber.state == State::kDone;
   if (barrier) {
     for (Fiber& fiber : fibers_) {
@@ -236,6 +253,7 @@ void Block::Run() {
     done = std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kDone; });
     if (!done && !ReleaseWaiting()) Die("threads of a block wait at different barriers");
   }
+  proxy_->FinishBlock();
 #if defined(__SANITIZE_ADDRESS__)
   // The frames of Entry and SwitchOut, at the top of each stack, never returned and left their red zones.
   constexpr size_t kTop = 4096;
@@ -278,7 +296,11 @@ void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<voi
   if (g_after_grid != nullptr) g_after_grid();
 }
 
+AsyncProxy& TheAsyncProxy() { return g_block->proxy(); }
+int ThreadIndex() { return g_block->running_index(); }
+
 void SyncThreads() { g_block->Wait(State::kAtBarrier); }
+void SyncWarpgroup() { g_block->Wait(State::kAtWarpgroupBarrier); }
 
 void SyncWarp(uint32_t mask) { ExchangeInWarp(mask, 0, Lane()); }
 
@@ -307,6 +329,7 @@ void CopyAsync16(void* to, const void* from) {
     Die("an asynchronous copy is not aligned to its 16 bytes");
   }
   std::memset(to, 0xff, 16);
+  g_block->proxy().Began(to);
   g_block->running().copies.push_back({to, from});
 }
 
@@ -326,11 +349,18 @@ void WaitForCopies(int pending) {
       } else {
         std::memcpy(copy->to, copy->from, 16);
       }
+      g_block->proxy().Arrived(g_block->running_index(), copy->to);
     }
     self.copies.erase(self.copies.begin(), end);
     self.groups.erase(self.groups.begin());
   }
 }
+
+namespace {
+bool g_has_wgmma = true;
+}  // namespace
+bool HasWgmma() { return g_has_wgmma; }
+void SetHasWgmma(bool has) { g_has_wgmma = has; }
 
 void* SharedMemory(int index, size_t bytes) { return g_block->shared(index, bytes); }
 void* DynamicShared() { return g_block->dynamic_shared(); }

@@ -8,7 +8,8 @@
 // warp operation, grids or blocks too large.
 //
 // A copy that a kernel does not wait for makes its target NaN at once and arrives when its thread waits, so that reading it too
-// early, or overwriting what is still read, shows too. tensor.h has what tensor cores do, streams.h streams.
+// early, or overwriting what is still read, shows too. tensor.h has what tensor cores do, async_proxy.h warpgroup products,
+// streams.h streams.
 //
 // Not emulated: memory ordering of threads that run at the same time, timing.
 #ifndef BATON_KERNELS_CUDA_EMULATOR_EMULATOR_H_
@@ -58,6 +59,8 @@ void SetAroundGrids(void (*before)(), void (*after)());
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel);
 
 void SyncThreads();
+// A barrier of the 128 threads of this one's warpgroup.
+void SyncWarpgroup();
 // Waits for the lanes of `mask`, which all call it.
 void SyncWarp(uint32_t mask);
 // Gives `value`'s 8 bytes to the warp and takes lane `source`'s, once all lanes of `mask` have given theirs.
