@@ -63,6 +63,24 @@ TEST_F(EmulatorTest, AMissingBarrierGivesOtherResultsInAnotherOrder) {
   EXPECT_EQ(results.size(), 2u);
 }
 
+// A warp writes what another reads some warp operations later, without a barrier: as long as both make as many, it is there in
+// time, so warps must get ahead of one another.
+TEST_F(EmulatorTest, WarpsGetAheadOfOneAnother) {
+  int too_early = 0;
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    SetSchedule(Order::kShuffled, seed);
+    RunGrid(dim3(1), dim3(64), sizeof(float), [&] {
+      float* const shared = static_cast<float*>(DynamicShared());
+      for (int i = 0; i < 20; ++i) __syncwarp();
+      if (threadIdx.x == 0) *shared = 1;
+      for (int i = 0; i < 5; ++i) __syncwarp();
+      if (threadIdx.x == 32) too_early += std::isnan(*shared);
+    });
+  }
+  EXPECT_GT(too_early, 0);
+  EXPECT_LT(too_early, 20);
+}
+
 TEST_F(EmulatorTest, SharedMemoryStartsAsNanInEachBlock) {
   int nans = 0;
   RunGrid(dim3(3), dim3(1), 8 * sizeof(float), [&] {

@@ -73,6 +73,18 @@ struct Schedule {
     if (order == Order::kDescending) std::reverse(indices->begin(), indices->end());
     if (order == Order::kShuffled) std::shuffle(indices->begin(), indices->end(), rng);
   }
+  // Shuffled: some warps stand still for some turns, so that others get ahead of them as far as barriers let them. held: the
+  // turns that each warp has yet to miss.
+  void HoldBack(std::vector<unsigned>* held) {
+    if (order != Order::kShuffled) return;
+    for (unsigned& turns : *held) {
+      if (turns > 0) {
+        --turns;
+      } else if (rng() % 16 == 0) {
+        turns = rng() % 64;
+      }
+    }
+  }
 };
 
 Schedule& TheSchedule() {
@@ -245,13 +257,21 @@ void Block::Run() {
   g_block = this;
   for (int i = 0; i < num_fibers(); ++i) fibers_[i].machine.Prepare(StackOf(i), kStackBytes, &Block::Entry);
   std::vector<int> order(fibers_.size());
+  std::vector<unsigned> held((fibers_.size() + 31) / 32);
   for (bool done = false; !done;) {
     TheSchedule().Arrange(&order);
+    TheSchedule().HoldBack(&held);
+    bool ran = false, ready = false;
     for (const int i : order) {
-      if (fibers_[i].state == State::kReady) SwitchIn(i);
+      if (fibers_[i].state != State::kReady) continue;
+      ready |= held[i / 32] > 0;
+      if (held[i / 32] > 0) continue;
+      SwitchIn(i);
+      ran = true;
     }
+    if (!ran) std::fill(held.begin(), held.end(), 0);  // nobody else can go on
     done = std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kDone; });
-    if (!done && !ReleaseWaiting()) Die("threads of a block wait at different barriers");
+    if (!done && !ReleaseWaiting() && !ready) Die("threads of a block wait at different barriers");
   }
   proxy_->FinishBlock();
 #if defined(__SANITIZE_ADDRESS__)

@@ -48,6 +48,7 @@ struct ThreadContext {
 // Of the fiber that runs; only inside a kernel.
 const ThreadContext& Current();
 
+// kShuffled also lets warps get ahead of others as far as barriers let them.
 enum class Order { kAscending, kDescending, kShuffled };
 // How fibers and blocks take turns from now on; seed: of kShuffled.
 void SetSchedule(Order order, uint32_t seed = 0);
