@@ -141,6 +141,29 @@ TEST_F(BackendStreamsTest, CopiesComeAfterTheCallsBeforeThemAndAreWaitedForByNob
   }
 }
 
+// Nobody waits for the calls here but the copies.
+TEST_F(BackendStreamsTest, CopiesHoldBackUntilTheCallsBeforeThemAreDone) {
+  const DeviceArray x = DeviceArray::Allocate(&backend_, sizeof(float)).value();
+  const DeviceArray y = DeviceArray::Allocate(&backend_, sizeof(float)).value();
+  const PinnedMemory out = PinnedMemory::Allocate(sizeof(float)).value(), in = PinnedMemory::Allocate(4).value();
+  At(out) = -1;
+  At(in) = 5;
+  auto* const x_at = static_cast<float*>(x.data());
+  auto* const y_at = static_cast<float*>(y.data());
+  const float three = 3, four = 4;
+  backend_.Upload(x_at, &three, sizeof three);
+  backend_.Upload(y_at, &four, sizeof four);
+  backend_.Add(x_at, 1, y_at, 1, 1, 1);
+  const DeviceSpace::Copy down[] = {{&At(out), x_at, sizeof(float)}};
+  backend_.WaitCopies(backend_.StartDownloads(down));
+  EXPECT_EQ(At(out), 7);
+  backend_.Add(x_at, 1, y_at, 1, 1, 1);
+  const DeviceSpace::Copy up[] = {{y_at, &At(in), sizeof(float)}};
+  backend_.WaitCopies(backend_.StartUploads(up));
+  EXPECT_EQ(Value(x), 11) << "the call takes y as it was";
+  EXPECT_EQ(Value(y), 5);
+}
+
 TEST_F(BackendStreamsTest, KernelsAreNotGivenBlocksOfTheHost) {
   const KvLayout layout{.num_layers = 1, .num_kv_heads = 1, .head_dim = 8};
   std::vector<std::byte> host(layout.block_bytes());
