@@ -8,11 +8,13 @@
 #ifndef BATON_KERNELS_DEVICE_SPACE_H_
 #define BATON_KERNELS_DEVICE_SPACE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -36,6 +38,34 @@ class DeviceSpace {
   virtual void Clear(void* to, size_t bytes) = 0;  // to zero
   // Waits for all calls so far.
   virtual void Finish() = 0;
+
+  // out[r, weight.cols()] = scale * row rows[r] of the weight: Backend::ReadRow of many.
+  virtual void ReadRows(const WeightMatrix& weight, std::span<const int32_t> rows, float scale, float* out) = 0;
+
+  // The backend's calls for one batch, behind the embeddings. What they need of the host is known in advance, so that a
+  // space can give it to the device at once, and need not be asked again for calls that it was given before.
+  struct Pass {
+    std::span<const SequenceChunk> chunks;  // those of the pass's calls of WriteKv and Attention
+    KvView kv;                              // likewise
+    // Not null: passes that are equal in this, in kv and in PassRows, and of whose sequences each has one row, make the same
+    // calls with the same addresses, as long as no memory of the space is freed.
+    const void* repeats = nullptr;
+    int room = 0;  // rows that the caller's arrays have room for, if that is more than the chunks' rows
+  };
+  // How many rows the calls of this pass are made for: those of the chunks, or more, up to `room`. Of rows behind the chunks'
+  // any values go in, none come out and nothing is written to blocks.
+  virtual int PassRows(const Pass& pass) const { return RowsOf(pass.chunks); }
+  // Makes the pass's calls: by `calls`, or without it as they were made in an earlier pass. `calls` gives Rope the positions
+  // 0, 1, 2, ... and does nothing here but CopyWithin and Clear.
+  virtual void RunPass(const Pass& pass, absl::FunctionRef<void()> calls) {
+    static_cast<void>(pass);
+    calls();
+  }
+  static int RowsOf(std::span<const SequenceChunk> chunks) {
+    int rows = 0;
+    for (const SequenceChunk& chunk : chunks) rows = std::max(rows, chunk.row_begin + chunk.num_rows);
+    return rows;
+  }
 
   // Copies beside the calls, between this memory and pinned memory of the host. They are done one after the other, each
   // after the calls that came before it; calls that come later do not wait for them. Until one is done its bytes on the

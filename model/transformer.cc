@@ -87,18 +87,32 @@ void Transformer::Forward(const ForwardBatch& batch, const kernels::KvView& kv, 
   RequireValid(batch, config_, max_context_, kv, logits.size());
   const int rows = static_cast<int>(batch.token_ids.size());
   if (rows == 0) return;
-  Require(scratch_.Reserve(config_, rows, device_), "no memory for a batch larger than max_batch_rows");
+  // Then the calls of a pass of single rows are those of any other pass of as many rows.
+  const bool all_logits = batch.logit_rows.size() == batch.token_ids.size();
+  const kernels::DeviceSpace::Pass pass = {batch.chunks, kv, all_logits ? this : nullptr, scratch_.capacity()};
+  const int pass_rows = device_ != nullptr ? device_->PassRows(pass) : rows;
+  Require(scratch_.Reserve(config_, pass_rows, device_), "no memory for a batch larger than max_batch_rows");
+  const int head_rows = all_logits ? pass_rows : static_cast<int>(batch.logit_rows.size());
+  float* const computed = ReserveLogits(head_rows, logits);
   Embed(batch.token_ids);
   FillRopeTables(batch.positions);
-  for (int i = 0; i < config_.num_layers; ++i) {
-    AttentionBlock(i, batch, kv);
-    FeedForwardBlock(layers_[i], rows);
+  const auto calls = [&] {
+    for (int i = 0; i < config_.num_layers; ++i) {
+      AttentionBlock(i, pass_rows, batch, kv);
+      FeedForwardBlock(layers_[i], pass_rows);
+    }
+    if (head_rows > 0) Head(head_rows, all_logits ? std::span<const int32_t>() : batch.logit_rows, computed);
+  };
+  if (device_ == nullptr) {
+    calls();
+  } else {
+    device_->RunPass(pass, calls);
+    // With no logits to wait for the next pass would seem to take the time of this one.
+    logits.empty() ? device_->Finish() : device_->Download(logits.data(), computed, logits.size_bytes());
   }
-  if (!batch.logit_rows.empty()) {
-    Head(batch, logits);
-  } else if (device_ != nullptr) {
-    device_->Finish();  // or the next pass would seem to take the time of this one
-  }
+  if (config_.final_softcap <= 0) return;
+  const double cap = config_.final_softcap;
+  for (float& logit : logits) logit = static_cast<float>(cap * Tanh(logit / cap));
 }
 
 void Transformer::ToDevice(float* to, const float* from, int rows, int width) const {
@@ -109,17 +123,14 @@ void Transformer::ToDevice(float* to, const float* from, int rows, int width) co
 void Transformer::Embed(std::span<const int32_t> token_ids) {
   const size_t row_bytes = embedding_.size() / static_cast<size_t>(config_.vocab_size);
   const int rows = static_cast<int>(token_ids.size());
-  // The head's rows come where the backend's memory is.
-  if (embedding_.empty()) {
-    for (int r = 0; r < rows; ++r) backend_->ReadRow(*head_, token_ids[r], scratch_.x + int64_t{r} * config_.dim);
-    if (config_.embedding_scale == 1) return;
-    if (device_ != nullptr) {
-      device_->Download(scratch_.host.x, scratch_.x, token_ids.size() * static_cast<size_t>(config_.dim) * sizeof(float));
-    }
+  if (embedding_.empty() && device_ != nullptr) {
+    return device_->ReadRows(*head_, token_ids, config_.embedding_scale, scratch_.x);
   }
   float* x = scratch_.host.x;
   for (int32_t id : token_ids) {
-    if (!embedding_.empty()) {
+    if (embedding_.empty()) {
+      backend_->ReadRow(*head_, id, x);
+    } else {
       kernels::DequantizeRow(embedding_dtype_, embedding_.data() + static_cast<size_t>(id) * row_bytes, x, config_.dim);
     }
     if (config_.embedding_scale != 1) {
@@ -142,10 +153,9 @@ void Transformer::FillRopeTables(std::span<const int32_t> positions) {
   ToDevice(s.local_rope_sin, s.host.local_rope_sin, rows, width);
 }
 
-void Transformer::AttentionBlock(int layer_idx, const ForwardBatch& batch, const kernels::KvView& kv) {
+void Transformer::AttentionBlock(int layer_idx, int rows, const ForwardBatch& batch, const kernels::KvView& kv) {
   const Layer& layer = layers_[layer_idx];
   const bool slides = config_.layer_slides[layer_idx];
-  const int rows = static_cast<int>(batch.token_ids.size());
   const int dim = config_.dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
   const int heads = config_.num_heads, kv_heads = config_.num_kv_heads, head_dim = config_.head_dim;
   const float epsilon = config_.norm_epsilon;
@@ -200,32 +210,32 @@ void Transformer::FeedForwardBlock(const Layer& layer, int rows) {
   backend_->Add(s.x, dim, s.out, dim, rows, dim);
 }
 
-// Only the rows whose logits are wanted; they are gathered to the front of `normed`.
-void Transformer::Head(const ForwardBatch& batch, std::span<float> logits) {
-  const int dim = config_.dim, vocab = config_.vocab_size;
-  const int rows = static_cast<int>(batch.logit_rows.size());
-  for (int i = 0; i < rows; ++i) {
-    float* const to = scratch_.normed + static_cast<size_t>(i) * dim;
-    const float* const from = scratch_.x + static_cast<size_t>(batch.logit_rows[i]) * dim;
+float* Transformer::ReserveLogits(int rows, std::span<float> logits) {
+  if (device_ == nullptr) return logits.data();
+  const size_t floats = static_cast<size_t>(rows) * static_cast<size_t>(config_.vocab_size);
+  if (device_logits_floats_ < floats) {
+    device_logits_ = {};
+    auto memory = kernels::DeviceArray::Allocate(device_, floats * sizeof(float));
+    Require(memory.ok(), "no memory on the device for the logits of so many rows");
+    device_logits_ = *std::move(memory);
+    device_logits_floats_ = floats;
+  }
+  return static_cast<float*>(device_logits_.data());
+}
+
+// Listed rows are gathered to the front of `normed`.
+void Transformer::Head(int rows, std::span<const int32_t> listed, float* logits) {
+  const int dim = config_.dim;
+  for (size_t i = 0; i < listed.size(); ++i) {
+    float* const to = scratch_.normed + i * static_cast<size_t>(dim);
+    const float* const from = scratch_.x + static_cast<size_t>(listed[i]) * dim;
     const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
     device_ != nullptr ? device_->CopyWithin(to, from, bytes) : void(std::memcpy(to, from, bytes));
   }
-  backend_->RmsNorm(scratch_.normed, dim, rows, dim, output_norm_.data(), config_.norm_epsilon, scratch_.normed, dim);
-  if (device_ != nullptr && device_logits_floats_ < logits.size()) {
-    device_logits_ = {};
-    auto memory = kernels::DeviceArray::Allocate(device_, logits.size_bytes());
-    Require(memory.ok(), "no memory on the device for the logits of so many rows");
-    device_logits_ = *std::move(memory);
-    device_logits_floats_ = logits.size();
-  }
-  float* const computed = device_ != nullptr ? static_cast<float*>(device_logits_.data()) : logits.data();
-  const kernels::MatMulOutput output[] = {{head_.get(), nullptr, computed, vocab}};
+  const float* const from = listed.empty() ? scratch_.x : scratch_.normed;
+  backend_->RmsNorm(from, dim, rows, dim, output_norm_.data(), config_.norm_epsilon, scratch_.normed, dim);
+  const kernels::MatMulOutput output[] = {{head_.get(), nullptr, logits, config_.vocab_size}};
   backend_->MatMul(scratch_.normed, dim, rows, output);
-  if (device_ != nullptr) device_->Download(logits.data(), computed, logits.size_bytes());
-  if (config_.final_softcap > 0) {
-    const double cap = config_.final_softcap;
-    for (float& logit : logits) logit = static_cast<float>(cap * Tanh(logit / cap));
-  }
 }
 
 }  // namespace baton::model

@@ -95,9 +95,13 @@ class Transformer : public ModelRunner {
   void ToDevice(float* to, const float* from, int rows, int width) const;
   void Embed(std::span<const int32_t> token_ids);
   void FillRopeTables(std::span<const int32_t> positions);
-  void AttentionBlock(int layer_idx, const ForwardBatch& batch, const kernels::KvView& kv);
+  // rows: of the pass, perhaps more than the batch's.
+  void AttentionBlock(int layer_idx, int rows, const ForwardBatch& batch, const kernels::KvView& kv);
   void FeedForwardBlock(const Layer& layer, int rows);
-  void Head(const ForwardBatch& batch, std::span<float> logits);
+  // Where logits of so many rows are computed.
+  float* ReserveLogits(int rows, std::span<float> logits);
+  // Logits of the first `rows` rows, or of those that are listed.
+  void Head(int rows, std::span<const int32_t> listed, float* logits);
 
   const ModelConfig config_;
   kernels::Backend* const backend_;

@@ -11,25 +11,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/pack_weights.h"
 
 namespace baton::kernels::cuda {
 namespace {
 
 constexpr size_t kStagingPartBytes = 1 << 20;
-
-void RequireOk(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "the GPU failed: %s\n", status.ToString().c_str());
-  std::abort();
-}
-
-template <typename T>
-T Require(absl::StatusOr<T> value) {
-  RequireOk(value.status());
-  return *std::move(value);
-}
 
 // A pointer to host memory is a bug of the caller, which a GPU would answer with a fault.
 void RequireOnDevice(std::initializer_list<const void*> pointers) {
@@ -42,9 +30,10 @@ void RequireOnDevice(std::initializer_list<const void*> pointers) {
 
 class CudaMatrix final : public WeightMatrix {
  public:
-  static absl::StatusOr<std::unique_ptr<WeightMatrix>> Create(const HostTensor& tensor) {
+  // `frees` counts its end.
+  static absl::StatusOr<std::unique_ptr<WeightMatrix>> Create(const HostTensor& tensor, std::shared_ptr<uint64_t> frees) {
     const PackedWeights packed = PackForDevice(tensor);
-    auto matrix = std::make_unique<CudaMatrix>();
+    auto matrix = std::make_unique<CudaMatrix>(std::move(frees));
     matrix->matrix_ = {packed.dtype, tensor.rows, tensor.cols, nullptr, nullptr};
     for (const auto& [from, memory, to] : {std::tuple{&packed.codes, &matrix->codes_, &matrix->matrix_.codes},
                                            {&packed.scales, &matrix->scales_, &matrix->matrix_.scales}}) {
@@ -59,12 +48,16 @@ class CudaMatrix final : public WeightMatrix {
     return matrix;
   }
 
+  explicit CudaMatrix(std::shared_ptr<uint64_t> frees) : frees_(std::move(frees)) {}
+  ~CudaMatrix() override { ++*frees_; }
+
   int64_t rows() const override { return matrix_.rows; }
   int64_t cols() const override { return matrix_.cols; }
   size_t memory_bytes() const override { return codes_.bytes() + scales_.bytes(); }
   const DeviceMatrix& matrix() const { return matrix_; }
 
  private:
+  const std::shared_ptr<uint64_t> frees_;
   DeviceMemory codes_, scales_;
   DeviceMatrix matrix_;
 };
@@ -73,11 +66,12 @@ const DeviceMatrix& MatrixOf(const WeightMatrix& weight) { return static_cast<co
 
 }  // namespace
 
-CudaBackend::CudaBackend(NumericsClass numerics)
+CudaBackend::CudaBackend(NumericsClass numerics, bool graphs)
     : numerics_(numerics),
       stream_(Require(OwnedStream::Create())),
       copy_stream_(Require(OwnedStream::Create())),
-      calls_(Require(Event::Create())) {}
+      calls_(Require(Event::Create())),
+      graphs_(graphs) {}
 
 CudaBackend::~CudaBackend() {
   // Memory goes before the streams do.
@@ -114,17 +108,35 @@ void CudaBackend::Staging::Next(Stream stream) {
 }
 
 void* CudaBackend::Reserve(DeviceMemory* memory, size_t bytes) {
-  if (bytes > memory->bytes()) *memory = Require(DeviceMemory::Allocate(bytes + bytes / 2));
+  if (bytes <= memory->bytes()) return memory->data();
+  if (recording_) {
+    recorded_for_nothing_ = true;
+    return memory->data();
+  }
+  *memory = Require(DeviceMemory::Allocate(bytes + bytes / 2));
+  ++*frees_;
   return memory->data();
 }
 
+const void* CudaBackend::Put(DeviceMemory* memory, std::span<const std::byte> bytes) {
+  void* const to = Reserve(memory, bytes.size());
+  Upload(to, bytes.data(), bytes.size());
+  return to;
+}
+
 absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackWeights(const HostTensor& tensor) {
-  return CudaMatrix::Create(tensor);
+  return CudaMatrix::Create(tensor, frees_);
 }
 
 void CudaBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {
   RequireOnDevice({out});
   cuda::ReadRow(MatrixOf(weight), row, out, stream_.get());
+}
+
+void CudaBackend::ReadRows(const WeightMatrix& weight, std::span<const int32_t> rows, float scale, float* out) {
+  RequireOnDevice({out});
+  cuda::ReadRows(MatrixOf(weight), static_cast<const int32_t*>(Put(&row_ids_, std::as_bytes(rows))),
+                 static_cast<int>(rows.size()), scale, out, stream_.get());
 }
 
 void CudaBackend::MatMul(const float* x, int64_t x_stride, int m, std::span<const MatMulOutput> outputs) {
@@ -176,12 +188,15 @@ void CudaBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, cons
 void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim,
                        std::span<const int32_t> positions, const RopeTable& table) {
   RequireOnDevice({x, table.cos, table.sin});
+  bool ascending = true;  // as in a pass, which needs no upload for it
+  for (int r = 0; r < m; ++r) ascending &= positions[r] == r;
   RopeWriteKv({.q = x,
                .q_stride = x_stride,
                .m = m,
                .num_heads = num_heads,
                .head_dim = head_dim,
-               .positions = Put(&positions_, positions.first(m)),
+               .positions = ascending ? nullptr
+                                      : static_cast<const int32_t*>(Put(&positions_, std::as_bytes(positions.first(m)))),
                .cos = table.cos,
                .sin = table.sin,
                .rope_dim = table.rope_dim,
@@ -192,26 +207,15 @@ void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int hea
 void CudaBackend::WriteKv(int layer, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
                           std::span<const SequenceChunk> chunks, const KvView& kv) {
   RequireOnDevice({k, v, kv.base});
-  std::vector<int32_t> positions, block_ids;
-  int rows = 0;
-  for (const SequenceChunk& chunk : chunks) rows = std::max(rows, chunk.row_begin + chunk.num_rows);
-  positions.resize(rows);
-  block_ids.resize(rows, -1);  // rows of no chunk
-  for (const SequenceChunk& chunk : chunks) {
-    for (int i = 0; i < chunk.num_rows; ++i) {
-      const int position = chunk.context_len + i;
-      positions[chunk.row_begin + i] = position;
-      block_ids[chunk.row_begin + i] = chunk.block_table[position / kv.layout.block_size];
-    }
-  }
+  if (!EnsureInputs(chunks, kv, nullptr, nullptr)) return;
   RopeWriteKv({.k = k,
                .k_stride = k_stride,
                .v = v,
                .v_stride = v_stride,
-               .m = rows,
+               .m = inputs_.rows(),
                .head_dim = kv.layout.head_dim,
-               .positions = Put<int32_t>(&positions_, positions),
-               .block_ids = Put<int32_t>(&block_ids_, block_ids),
+               .positions = Input<int32_t>(inputs_.positions()),
+               .block_ids = Input<int32_t>(inputs_.block_ids()),
                .kv = kv,
                .layer = layer},
               stream_.get());
@@ -220,28 +224,33 @@ void CudaBackend::WriteKv(int layer, const float* k, int64_t k_stride, const flo
 void CudaBackend::Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
                             const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
   RequireOnDevice({q, out, kv.base});
-  const int group = params.num_heads / kv.layout.num_kv_heads;
-  const bool tensor_cores = OnTensorCores(kv.layout);
-  const AttentionPlan plan = PlanAttention(chunks, kv.layout, group, params.sliding_window, tensor_cores);
+  const AttentionShape shape = {.num_kv_heads = kv.layout.num_kv_heads,
+                                .head_dim = kv.layout.head_dim,
+                                .group = params.num_heads / kv.layout.num_kv_heads,
+                                .sliding_window = params.sliding_window,
+                                .tensor_cores = OnTensorCores(kv.layout)};
+  size_t index = 0;
+  if (!EnsureInputs(chunks, kv, &shape, &index)) return;
+  const PassInputs::Plan& plan = inputs_.plan(index);
   AttentionArgs args = {.q = q,
                         .q_stride = q_stride,
                         .out = out,
                         .out_stride = out_stride,
                         .kv = kv,
                         .layer = layer,
-                        .group = group,
+                        .group = shape.group,
                         .scale = params.scale,
                         .sliding_window = params.sliding_window,
                         .logit_softcap = params.logit_softcap,
-                        .block_tables = Put<int32_t>(&tables_, plan.block_tables),
+                        .block_tables = Input<int32_t>(inputs_.block_tables()),
                         .max_pieces = plan.max_pieces,
-                        .records = static_cast<float*>(Reserve(&records_, plan.record_floats * sizeof(float))),
-                        .tensor_cores = tensor_cores};
-  args.units = Put<AttentionUnit>(&prefill_, plan.prefill);
-  args.num_units = static_cast<int>(plan.prefill.size());
+                        .records = static_cast<float*>(records_.data()),
+                        .tensor_cores = shape.tensor_cores};
+  args.units = Input<AttentionUnit>(plan.prefill);
+  args.num_units = plan.num_prefill;
   PrefillAttention(args, stream_.get());
-  args.units = Put<AttentionUnit>(&decode_, plan.decode);
-  args.num_units = static_cast<int>(plan.decode.size());
+  args.units = Input<AttentionUnit>(plan.decode);
+  args.num_units = plan.num_decode;
   DecodeAttention(args, stream_.get());
 }
 
@@ -264,10 +273,16 @@ absl::StatusOr<void*> CudaBackend::Allocate(size_t bytes) {
   return at;
 }
 
-void CudaBackend::Free(void* memory) { allocated_.erase(memory); }
+void CudaBackend::Free(void* memory) {
+  if (allocated_.erase(memory) > 0) ++*frees_;
+}
 
 void CudaBackend::Upload(void* to, const void* from, size_t bytes) {
   RequireOnDevice({to});
+  if (recording_) {  // the graph would send what lies in the staging memory by then
+    std::fprintf(stderr, "a pass that is recorded uploads something\n");
+    std::abort();
+  }
   staging_.Send(to, from, bytes, stream_.get());
 }
 
@@ -278,12 +293,12 @@ void CudaBackend::Download(void* to, const void* from, size_t bytes) {
 
 void CudaBackend::CopyWithin(void* to, const void* from, size_t bytes) {
   RequireOnDevice({to, from});
-  RequireOk(CopyWithinDevice(to, from, bytes, stream_.get()));
+  RequireGiven(CopyWithinDevice(to, from, bytes, stream_.get()));
 }
 
 void CudaBackend::Clear(void* to, size_t bytes) {
   RequireOnDevice({to});
-  RequireOk(ClearDevice(to, bytes, stream_.get()));
+  RequireGiven(ClearDevice(to, bytes, stream_.get()));
 }
 
 void CudaBackend::Finish() { RequireOk(Synchronize(stream_.get())); }

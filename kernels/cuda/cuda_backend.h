@@ -3,7 +3,12 @@
 //
 // Every pointer of a call is memory of its DeviceSpace, KvView::base too, but for spans, which are the host's and free
 // when the call returns. Calls are launched on one stream and not waited for; copies of KV blocks have a stream of
-// their own, and an event for each lot.
+// their own, and an event for each lot. What the calls of a pass (RunPass) need of the host goes up once, before them.
+//
+// A pass whose sequences have one row each (a decode step) and that repeats (DeviceSpace::Pass) is launched as a graph: made
+// for GraphRows of its rows, launched call by call when it is first met, which makes buffers and loads kernels, recorded the
+// second time, and from then on one launch. Whenever device memory is freed, of the backend, of a weight or of the caller, all
+// graphs go.
 //
 // Thread contract: Backend's. A failing device (or no memory left on it) ends the process with CUDA's message, as the
 // results are lost; so does making one where DescribeDevice finds no device.
@@ -13,20 +18,25 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/pass_inputs.h"
 #include "kernels/device_space.h"
 
 namespace baton::kernels::cuda {
 
 class CudaBackend final : public Backend, public DeviceSpace {
  public:
-  explicit CudaBackend(NumericsClass numerics = NumericsClass::kF32);
+  // graphs: false launches each pass call by call, for its own rows; the results are the same.
+  explicit CudaBackend(NumericsClass numerics = NumericsClass::kF32, bool graphs = true);
   ~CudaBackend() override;
 
   std::string name() const override { return "cuda"; }
@@ -55,6 +65,9 @@ class CudaBackend final : public Backend, public DeviceSpace {
   void CopyWithin(void* to, const void* from, size_t bytes) override;
   void Clear(void* to, size_t bytes) override;
   void Finish() override;
+  void ReadRows(const WeightMatrix& weight, std::span<const int32_t> rows, float scale, float* out) override;
+  int PassRows(const Pass& pass) const override;
+  void RunPass(const Pass& pass, absl::FunctionRef<void()> calls) override;
   CopyId StartUploads(std::span<const Copy> copies) override;
   CopyId StartDownloads(std::span<const Copy> copies) override;
   bool CopiesDone(CopyId id) override;
@@ -87,13 +100,26 @@ class CudaBackend final : public Backend, public DeviceSpace {
   };
 
   // Device memory that grows. Its contents last until the next call: what that writes is launched behind what reads it.
-  static void* Reserve(DeviceMemory* memory, size_t bytes);
+  // While a pass is recorded it does not grow, and the recording is for nothing.
+  void* Reserve(DeviceMemory* memory, size_t bytes);
+  // Puts bytes of the host's there. Not while a pass is recorded.
+  const void* Put(DeviceMemory* memory, std::span<const std::byte> bytes);
+  bool Repeats(const Pass& pass) const { return graphs_ && pass.repeats != nullptr && OnlyDecodes(pass.chunks); }
+  // Sees to it that the inputs of these chunks are on the device: the pass's, or else a call's own. Gives the number of the
+  // shape, if any. False: not while recording.
+  bool EnsureInputs(std::span<const SequenceChunk> chunks, const KvView& kv, const AttentionShape* shape, size_t* index);
+  void PutInputs(std::span<const SequenceChunk> chunks, int block_size, int rows, int piece_bucket);
   template <typename T>
-  const T* Put(DeviceMemory* memory, std::span<const T> values) {
-    void* const to = Reserve(memory, values.size_bytes());
-    staging_.Send(to, values.data(), values.size_bytes(), stream_.get());
-    return static_cast<const T*>(to);
+  const T* Input(size_t offset) const {
+    return reinterpret_cast<const T*>(static_cast<const std::byte*>(inputs_memory_.data()) + offset);
   }
+  void RunRepeating(const GraphKey& key, absl::FunctionRef<void()> calls);
+  // None: it has to be launched call by call.
+  std::optional<Graph> Record(absl::FunctionRef<void()> calls);
+  // Of what was given to the stream. While a pass is recorded the end of that tells.
+  void RequireGiven(const absl::Status& status) const;
+  void DropStaleGraphs();
+  void GiveUpGraphs(const absl::Status& why);
   // Copies from here on come after the calls so far; these are one lot.
   void BeginCopies();
   CopyId EndCopies();
@@ -106,8 +132,23 @@ class CudaBackend final : public Backend, public DeviceSpace {
   std::vector<Event> spare_events_;
   CopyId last_copy_ = 0;
   Staging staging_;
-  DeviceMemory rounded_, positions_, block_ids_, tables_, prefill_, decode_, records_;
+  DeviceMemory rounded_, positions_, row_ids_, records_;
   std::map<void*, DeviceMemory> allocated_;
+
+  // The pass that runs; null: none, calls are on their own. Its PassRows and PieceBucket, as they were when it began.
+  const Pass* pass_ = nullptr;
+  int pass_rows_ = 0, pass_pieces_ = 0;
+  std::vector<AttentionShape> shapes_;  // of all calls so far: their plans are in every pass's inputs
+  PassInputs inputs_;
+  DeviceMemory inputs_memory_;
+  bool inputs_are_the_passs_ = false;
+
+  bool graphs_;  // whether passes become graphs
+  // How often memory was freed that a graph may name; weights, which may outlive this, count too.
+  const std::shared_ptr<uint64_t> frees_ = std::make_shared<uint64_t>(0);
+  uint64_t cached_at_ = 0;  // frees_ of the graphs in cache_
+  bool recording_ = false, recorded_for_nothing_ = false;
+  GraphCache cache_;
 };
 
 }  // namespace baton::kernels::cuda

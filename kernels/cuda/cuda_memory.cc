@@ -8,6 +8,7 @@ namespace {
 
 absl::Status ToStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();  // or Synchronize would tell it again, as a launch's
   const std::string message = absl::StrCat(what, ": ", cudaGetErrorString(error));
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -31,6 +32,8 @@ absl::Status Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
 }
 
 cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
+cudaGraphExec_t GraphOf(void* graph) { return static_cast<cudaGraphExec_t>(graph); }
+
 // Operations of a multiprocessor in a clock: bf16 products summed in f32, not sparse. From NVIDIA's data sheets: rate / clock /
 // multiprocessors.
 double TensorFlopsPerClock(int compute_capability) {
@@ -151,6 +154,31 @@ absl::StatusOr<bool> Event::Done() const {
 }
 
 absl::Status Event::Wait() const { return ToStatus(cudaEventSynchronize(EventOf(event_)), "running on the GPU"); }
+
+// Thread-local: what other threads do with the device meanwhile (transports do) is none of the recording's business.
+absl::Status Graph::Begin(Stream stream) {
+  return ToStatus(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording work of the GPU");
+}
+
+absl::StatusOr<Graph> Graph::End(Stream stream) {
+  cudaGraph_t recorded = nullptr;
+  cudaGraphExec_t made = nullptr;
+  absl::Status status = ToStatus(cudaStreamEndCapture(stream, &recorded), "recording work of the GPU");
+  if (status.ok()) status = ToStatus(cudaGraphInstantiateWithFlags(&made, recorded, 0), "making a graph for the GPU");
+  if (recorded != nullptr) cudaGraphDestroy(recorded);
+  if (!status.ok()) return status;
+  Graph graph;
+  graph.graph_ = made;
+  return graph;
+}
+
+Graph::~Graph() {
+  if (graph_ != nullptr) cudaGraphExecDestroy(GraphOf(graph_));
+}
+
+absl::Status Graph::Launch(Stream stream) const {
+  return ToStatus(cudaGraphLaunch(GraphOf(graph_), stream), "launching a graph on the GPU");
+}
 
 absl::Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
   return Copy(to, from, bytes, cudaMemcpyHostToDevice, stream);

@@ -1,4 +1,4 @@
-// Memory, streams and events of the device: the little that host code needs of CUDA's runtime. Two implementations,
+// Memory, streams, events and graphs of the device: the little that host code needs of CUDA's runtime. Two implementations,
 // chosen when linking: cuda_memory.cc (--config=cuda) and emulator/host_memory.cc, where memory is a region that host
 // code cannot touch and streams are late as they like.
 //
@@ -116,6 +116,29 @@ class Event {
 
  private:
   void* event_ = nullptr;
+};
+
+// Owns a graph: work that was recorded from a stream, and is launched as one.
+class Graph {
+ public:
+  // What is launched on the stream from here on is not run but recorded: kernels with their arguments' values, copies and
+  // clears with their addresses. Until End, by the same thread, that thread does not wait for the device or ask whether it is
+  // done, and does not allocate or free: such calls fail, and End fails after them.
+  static absl::Status Begin(Stream stream);
+  static absl::StatusOr<Graph> End(Stream stream);
+  Graph() = default;
+  Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(graph_, other.graph_);
+    return *this;
+  }
+  ~Graph();  // no launch of it still runs
+
+  // Behind what was launched on the stream before.
+  absl::Status Launch(Stream stream) const;
+
+ private:
+  void* graph_ = nullptr;
 };
 
 // What was launched on the stream before is done first. These wait until they are done themselves:

@@ -40,7 +40,8 @@ struct RmsNormArgs {
 void RmsNorm(const RmsNormArgs& args, Stream stream);
 
 // Backend::Rope of q (in place) and of k, and Backend::WriteKv of the rotated k and of v, in one launch. Row r is at
-// positions[r] of its sequence, whose block with that position is block_ids[r]. k is only read.
+// positions[r] of its sequence (without k and positions: at r), whose block with that position is block_ids[r]. k is only
+// read.
 struct RopeKvArgs {
   float* q = nullptr;  // [m, num_heads, head_dim]; null: none
   int64_t q_stride = 0;
@@ -98,6 +99,8 @@ inline constexpr int kGemvMaxRows = 8;   // up to here rows stream the weights, 
 void MatMul(const MatMulArgs& args, Stream stream);
 // out[0, cols) = row `row` of the weight, as DequantizeRow gives it.
 void ReadRow(const DeviceMatrix& weight, int64_t row, float* out, Stream stream);
+// out[r, cols] = scale * row rows[r] of it, r < m.
+void ReadRows(const DeviceMatrix& weight, const int32_t* rows, int m, float scale, float* out, Stream stream);
 
 // Products of the class kBf16, on tensor cores (sm_80 and up): both sides rounded to bfloat16, sums in f32. matmul_bf16.cu
 // has the order, which is the same for any m; its smallest step is the device's own, and the instruction's.

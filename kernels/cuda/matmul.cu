@@ -177,8 +177,11 @@ __global__ void __launch_bounds__(kTileThreads) GemmKernel(MatMulArgs a) {
 }
 
 template <DType kDType>
-__global__ void __launch_bounds__(kMatrixLanes) ReadRowKernel(DeviceMatrix m, int64_t row, float* out) {
+__global__ void __launch_bounds__(kMatrixLanes)
+    ReadRowsKernel(DeviceMatrix m, const int32_t* rows, int64_t row, float scale_by, float* out) {
   using Format = WeightFormat<kDType>;
+  if (rows != nullptr) row = rows[blockIdx.y];  // else there is one
+  out += blockIdx.y * m.cols;
   const int64_t step = int64_t{blockIdx.x} * kMatrixLanes + threadIdx.x;
   if (step * Format::kStep >= m.cols) return;
   const LaneWeights<kDType> w(m, row / kMatrixLanes, row % kMatrixLanes);
@@ -186,7 +189,7 @@ __global__ void __launch_bounds__(kMatrixLanes) ReadRowKernel(DeviceMatrix m, in
   const float scale = w.Scale(step);
 #pragma unroll
   for (int k = 0; k < Format::kStep; ++k) {
-    if (step * Format::kStep + k < m.cols) out[step * Format::kStep + k] = Format::Value(codes, scale, k);
+    if (step * Format::kStep + k < m.cols) out[step * Format::kStep + k] = Format::Value(codes, scale, k) * scale_by;
   }
 }
 
@@ -225,6 +228,15 @@ void WithFormat(DType dtype, const Fn& fn) {
   }
 }
 
+void LaunchReadRows(const DeviceMatrix& weight, const int32_t* rows, int64_t row, int m, float scale, float* out,
+                    Stream stream) {
+  WithFormat(weight.dtype, [&]<DType kDType>() {
+    const unsigned steps = CeilDiv(weight.cols, WeightFormat<kDType>::kStep);
+    Launch(ReadRowsKernel<kDType>, dim3(CeilDiv(steps, kMatrixLanes), m), dim3(kMatrixLanes), 0, stream, weight, rows, row,
+           scale, out);
+  });
+}
+
 }  // namespace
 
 void MatMul(const MatMulArgs& args, Stream stream) {
@@ -232,10 +244,11 @@ void MatMul(const MatMulArgs& args, Stream stream) {
 }
 
 void ReadRow(const DeviceMatrix& weight, int64_t row, float* out, Stream stream) {
-  WithFormat(weight.dtype, [&]<DType kDType>() {
-    const unsigned steps = CeilDiv(weight.cols, WeightFormat<kDType>::kStep);
-    Launch(ReadRowKernel<kDType>, dim3(CeilDiv(steps, kMatrixLanes)), dim3(kMatrixLanes), 0, stream, weight, row, out);
-  });
+  LaunchReadRows(weight, nullptr, row, 1, 1, out, stream);
+}
+
+void ReadRows(const DeviceMatrix& weight, const int32_t* rows, int m, float scale, float* out, Stream stream) {
+  LaunchReadRows(weight, rows, 0, m, scale, out, stream);
 }
 
 }  // namespace baton::kernels::cuda

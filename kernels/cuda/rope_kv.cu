@@ -33,7 +33,8 @@ struct HeadRow {
 
 __device__ void RotateRow(const RopeKvArgs& a, const float* in, int64_t row, const HeadRow& out) {
   const int half = a.rope_dim / 2;
-  const int64_t angles = static_cast<int64_t>((a.rope_rows != nullptr ? a.rope_rows : a.positions)[row]) * half;
+  const int32_t* const rows = a.rope_rows != nullptr ? a.rope_rows : a.positions;
+  const int64_t angles = (rows != nullptr ? rows[row] : row) * half;
   for (int i = threadIdx.x; i < half; i += kThreads) {
     const int first = a.interleaved ? 2 * i : i;
     const int second = a.interleaved ? 2 * i + 1 : i + half;

@@ -101,6 +101,27 @@ TEST(MatMulTest, ARowsBitsDoNotDependOnTheNumberOfRows) {
   }
 }
 
+TEST(MatMulTest, RowsOfAWeightAreThoseOfTheFileScaled) {
+  for (const DType dtype : kDeviceFormats) {
+    SCOPED_TRACE(testing::Message() << Name(dtype));
+    const int64_t cols = dtype == DType::kF32 ? 77 : 96;
+    const Product product(dtype, 45, cols, 1, 61);
+    const std::vector<int32_t> rows = {44, 0, 31, 32, 31};
+    std::vector<float> expected;
+    for (const int32_t row : rows) {
+      for (const float value : product.tensor.Row(row)) expected.push_back(value * 1.3f);
+    }
+    ExpectSameBitsInAnyOrder(expected, [&] {
+      std::vector<float> out(rows.size() * cols, NAN);
+      ReadRows(product.matrix(), rows.data(), static_cast<int>(rows.size()), 1.3f, out.data(), nullptr);
+      return out;
+    });
+    std::vector<float> one(cols, NAN);
+    ReadRow(product.matrix(), 44, one.data(), nullptr);
+    EXPECT_EQ(one, product.tensor.Row(44));
+  }
+}
+
 // What lies beyond the last input or row must not matter, not even as NaN.
 TEST(MatMulTest, ReadsNothingOutsideOfItsRows) {
   Product product(DType::kBF16, 35, 77, 10, 41);

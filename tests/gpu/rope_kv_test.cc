@@ -1,6 +1,7 @@
 // The rotary and KV-writing kernel on the emulator against the CPU's plain C++ kernels, bit for bit.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/cuda/kernels.h"
 #include "tests/gpu/gpu_test_util.h"
@@ -114,6 +115,21 @@ TEST_P(RopeKvTest, AnglesCanBeThoseOfTheRow) {
   std::swap(sin, sin_);
   rope_rows_ = rows.data();
   ExpectSameBitsInAnyOrder(expected, [&] { return Actual(true); });
+}
+
+TEST_P(RopeKvTest, WithoutPositionsARowsAnglesAreItsOwn) {
+  const Case& c = GetParam();
+  std::vector<int32_t> ascending(kRows);
+  std::iota(ascending.begin(), ascending.end(), 0);
+  const auto rotated = [&](const int32_t* positions) {
+    std::vector<float> q = q_;
+    RopeWriteKv({.q = q.data(), .q_stride = q_stride_, .m = kRows, .num_heads = c.num_heads, .head_dim = layout_.head_dim,
+                 .positions = positions, .cos = cos_.data(), .sin = sin_.data(), .rope_dim = c.rope_dim,
+                 .interleaved = c.style == RopeStyle::kInterleaved},
+                nullptr);
+    return q;
+  };
+  ExpectSameBitsInAnyOrder(rotated(ascending.data()), [&] { return rotated(nullptr); });
 }
 
 TEST_P(RopeKvTest, WithoutATableNothingIsRotated) {

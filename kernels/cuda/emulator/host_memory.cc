@@ -10,6 +10,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <utility>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -68,6 +69,11 @@ class Arena {
     if (memory == nullptr) return;
     MutexLock lock(&mu_);
     const auto it = used_.find(static_cast<size_t>(static_cast<std::byte*>(memory) - base_));
+    // Whoever still uses it reads NaN.
+    OpenLocked();
+    ASAN_UNPOISON_MEMORY_REGION(memory, it->second - it->first);
+    std::memset(memory, 0xff, it->second - it->first);
+    CloseLocked();
     ASAN_POISON_MEMORY_REGION(memory, it->second - it->first);
     used_.erase(it);
   }
@@ -137,8 +143,14 @@ class PinnedRanges {
   std::map<uintptr_t, uintptr_t> ranges_ ABSL_GUARDED_BY(mu_);
 };
 
+// An error of the emulator, null if none.
+absl::Status ToStatus(const char* error) {
+  return error == nullptr ? absl::OkStatus() : absl::InternalError(error);
+}
+
 absl::Status StartCopy(void* to, const void* from, size_t bytes, Stream stream) {
   if (bytes == 0) return absl::OkStatus();
+  ++cuda_emulator::TheCounts().copies;
   cuda_emulator::Enqueue(stream, [=] {
     Arena::Get().Open();
     std::memcpy(to, from, bytes);
@@ -164,6 +176,7 @@ Place* PlaceOf(void* event) { return static_cast<Place*>(event); }
 absl::StatusOr<DeviceInfo> DescribeDevice() { return DeviceInfo{.name = "emulator", .shared_bytes_per_block = 227 << 10}; }
 
 absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
+  if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
   DeviceMemory memory;
   memory.data_ = Arena::Get().Allocate(bytes);
   if (memory.data_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
@@ -172,11 +185,13 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (data_ != nullptr) cuda_emulator::RunAll();
+  if (data_ == nullptr || cuda_emulator::RefusedWhileCapturing() != nullptr) return;
+  cuda_emulator::RunAll();
   Arena::Get().Free(data_);
 }
 
 absl::StatusOr<PinnedMemory> PinnedMemory::Allocate(size_t bytes) {
+  if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
   constexpr size_t kPage = 4096;
   PinnedMemory memory;
   memory.data_ = std::aligned_alloc(kPage, std::max(kPage, (bytes + kPage - 1) / kPage * kPage));
@@ -187,12 +202,13 @@ absl::StatusOr<PinnedMemory> PinnedMemory::Allocate(size_t bytes) {
 }
 
 PinnedMemory::~PinnedMemory() {
-  if (data_ == nullptr) return;
+  if (data_ == nullptr || cuda_emulator::RefusedWhileCapturing() != nullptr) return;
   PinnedRanges::Get().Remove(data_);
   std::free(data_);
 }
 
 absl::Status PinHostMemory(void* memory, size_t bytes) {
+  if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
   PinnedRanges::Get().Add(memory, bytes);
   return absl::OkStatus();
 }
@@ -219,18 +235,37 @@ absl::Status Event::Record(Stream stream) {
   return absl::OkStatus();
 }
 absl::Status Event::HoldBack(Stream stream) const {
+  if (cuda_emulator::IsCapturing(stream)) Die("not emulated: a stream that is captured is held back");
   cuda_emulator::Enqueue(stream, [mark = PlaceOf(event_)->mark] { cuda_emulator::RunTo(mark); });
   return absl::OkStatus();
 }
 absl::StatusOr<bool> Event::Done() const {
+  if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
   Place* const place = PlaceOf(event_);
   if (!cuda_emulator::Passed(place->mark) && !std::exchange(place->asked, true)) return false;
   cuda_emulator::RunTo(place->mark);
   return true;
 }
 absl::Status Event::Wait() const {
+  if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
   cuda_emulator::RunTo(PlaceOf(event_)->mark);
   return absl::OkStatus();
+}
+
+absl::Status Graph::Begin(Stream stream) { return ToStatus(cuda_emulator::BeginCapture(stream)); }
+
+absl::StatusOr<Graph> Graph::End(Stream stream) {
+  auto recorded = std::make_unique<std::shared_ptr<const cuda_emulator::Graph>>();
+  if (const char* error = cuda_emulator::EndCapture(stream, recorded.get())) return ToStatus(error);
+  Graph graph;
+  graph.graph_ = recorded.release();
+  return graph;
+}
+
+Graph::~Graph() { delete static_cast<std::shared_ptr<const cuda_emulator::Graph>*>(graph_); }
+
+absl::Status Graph::Launch(Stream stream) const {
+  return ToStatus(cuda_emulator::LaunchGraph(*static_cast<std::shared_ptr<const cuda_emulator::Graph>*>(graph_), stream));
 }
 
 absl::Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
@@ -259,6 +294,10 @@ absl::Status ClearDevice(void* to, size_t bytes, Stream stream) {
   return absl::OkStatus();
 }
 absl::Status Synchronize(Stream stream) {
+  if (cuda_emulator::IsCapturing(stream)) {
+    cuda_emulator::RefusedWhileCapturing();
+    return ToStatus("operation not permitted when stream is capturing");
+  }
   cuda_emulator::RunTo(cuda_emulator::MarkOf(stream));
   return absl::OkStatus();
 }

@@ -4,23 +4,46 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <memory>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
+namespace baton::cuda_emulator {
+
+struct Graph {
+  std::vector<std::function<void()>> work;
+};
+
+}  // namespace baton::cuda_emulator
+
 struct CUstream_st {
+  struct Capture {
+    std::shared_ptr<baton::cuda_emulator::Graph> graph;
+    std::thread::id thread;
+    bool spoilt = false;
+  };
   std::deque<std::function<void()>> work;
   uint64_t queued = 0, done = 0;
   bool running = false;
+  std::unique_ptr<Capture> capture;  // null: none
 };
 
 namespace baton::cuda_emulator {
 namespace {
 
+[[noreturn]] void Die(const char* what) {
+  std::fprintf(stderr, "CUDA emulator: %s\n", what);
+  std::abort();
+}
+
 struct State {
   Haste haste = Haste::kLazy;
   std::mt19937 rng;
   std::vector<CUstream_st*> streams;
+  GraphFault graph_fault = GraphFault::kNone;
+  Counts counts;
 };
 
 State& TheState() {
@@ -29,16 +52,27 @@ State& TheState() {
 }
 
 void RunOne(CUstream_st* stream) {
-  if (stream->running) {
-    std::fprintf(stderr, "CUDA emulator: a stream waits for itself\n");
-    std::abort();
-  }
+  if (stream->running) Die("a stream waits for itself");
   stream->running = true;
   const std::function<void()> work = std::move(stream->work.front());
   stream->work.pop_front();
   work();
   ++stream->done;
   stream->running = false;
+}
+
+void Put(CUstream_st* stream, std::function<void()> work) {
+  if (stream == nullptr) return work();
+  stream->work.push_back(std::move(work));
+  ++stream->queued;
+  State& state = TheState();
+  if (state.haste == Haste::kEager) RunTo(MarkOf(stream));
+  if (state.haste != Haste::kRandom) return;
+  std::vector<CUstream_st*> streams = state.streams;
+  std::shuffle(streams.begin(), streams.end(), state.rng);
+  for (CUstream_st* each : streams) {
+    while (!each->work.empty() && state.rng() % 2 == 0) RunOne(each);
+  }
 }
 
 }  // namespace
@@ -54,26 +88,25 @@ CUstream_st* NewStream() {
 }
 
 void DeleteStream(CUstream_st* stream) {
+  if (stream->capture != nullptr) Die("a stream that is captured is deleted");
   RunAll();  // others may have work that waits for this one's
   std::erase(TheState().streams, stream);
   delete stream;
 }
 
 void Enqueue(CUstream_st* stream, std::function<void()> work) {
-  if (stream == nullptr) return work();
-  stream->work.push_back(std::move(work));
-  ++stream->queued;
-  State& state = TheState();
-  if (state.haste == Haste::kEager) RunTo(MarkOf(stream));
-  if (state.haste != Haste::kRandom) return;
-  std::vector<CUstream_st*> streams = state.streams;
-  std::shuffle(streams.begin(), streams.end(), state.rng);
-  for (CUstream_st* each : streams) {
-    while (!each->work.empty() && state.rng() % 2 == 0) RunOne(each);
+  ++TheState().counts.launches;
+  if (stream != nullptr && stream->capture != nullptr) {
+    if (!stream->capture->spoilt) stream->capture->graph->work.push_back(std::move(work));
+    return;
   }
+  Put(stream, std::move(work));
 }
 
-Mark MarkOf(CUstream_st* stream) { return {stream, stream == nullptr ? 0 : stream->queued}; }
+Mark MarkOf(CUstream_st* stream) {
+  if (stream != nullptr && stream->capture != nullptr) Die("not emulated: an event in a stream that is captured");
+  return {stream, stream == nullptr ? 0 : stream->queued};
+}
 
 bool Passed(const Mark& mark) { return mark.stream == nullptr || mark.stream->done >= mark.count; }
 
@@ -82,7 +115,50 @@ void RunTo(const Mark& mark) {
 }
 
 void RunAll() {
-  for (CUstream_st* stream : TheState().streams) RunTo(MarkOf(stream));
+  for (CUstream_st* stream : TheState().streams) RunTo({stream, stream->queued});
 }
+
+bool IsCapturing(CUstream_st* stream) { return stream != nullptr && stream->capture != nullptr; }
+
+const char* BeginCapture(CUstream_st* stream) {
+  if (stream == nullptr || IsCapturing(stream) || TheState().graph_fault == GraphFault::kBegin) {
+    return "operation not permitted";
+  }
+  stream->capture = std::make_unique<CUstream_st::Capture>();
+  stream->capture->graph = std::make_shared<Graph>();
+  stream->capture->thread = std::this_thread::get_id();
+  return nullptr;
+}
+
+const char* EndCapture(CUstream_st* stream, std::shared_ptr<const Graph>* graph) {
+  if (!IsCapturing(stream)) return "operation not permitted on a stream that is not capturing";
+  if (stream->capture->thread != std::this_thread::get_id()) return "attempt to end a capture that another thread began";
+  const std::unique_ptr<CUstream_st::Capture> capture = std::move(stream->capture);
+  if (capture->spoilt) return "operation failed due to a previous error during capture";
+  if (TheState().graph_fault == GraphFault::kEnd) return "out of memory";
+  *graph = capture->graph;
+  return nullptr;
+}
+
+const char* LaunchGraph(const std::shared_ptr<const Graph>& graph, CUstream_st* stream) {
+  if (IsCapturing(stream)) Die("not emulated: a graph in a graph");
+  if (TheState().graph_fault == GraphFault::kLaunch) return "out of memory";
+  ++TheState().counts.graphs;
+  for (size_t i = 0; i < graph->work.size(); ++i) Put(stream, [graph, i] { graph->work[i](); });
+  return nullptr;
+}
+
+const char* RefusedWhileCapturing() {
+  const char* refused = nullptr;
+  for (CUstream_st* stream : TheState().streams) {
+    if (!IsCapturing(stream) || stream->capture->thread != std::this_thread::get_id()) continue;
+    stream->capture->spoilt = true;
+    refused = "operation not permitted when stream is capturing";
+  }
+  return refused;
+}
+
+void SetGraphFault(GraphFault fault) { TheState().graph_fault = fault; }
+Counts& TheCounts() { return TheState().counts; }
 
 }  // namespace baton::cuda_emulator

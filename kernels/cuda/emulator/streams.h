@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 struct CUstream_st;
 
@@ -33,6 +34,30 @@ Mark MarkOf(CUstream_st* stream);
 bool Passed(const Mark& mark);
 void RunTo(const Mark& mark);
 void RunAll();  // of all streams
+
+// Graphs, from streams captured in thread-local mode. A call that CUDA refuses gives its message, else null; a call that it
+// refuses while the thread captures (CUDA programming guide, "Prohibited and Unhandled Operations") spoils the capture too.
+struct Graph;
+// What is enqueued from now on is kept instead of run. Events are not captured: to record one, or to hold the stream back,
+// ends the process.
+const char* BeginCapture(CUstream_st* stream);
+const char* EndCapture(CUstream_st* stream, std::shared_ptr<const Graph>* graph);
+// Enqueues all that was captured. The graph may go before it has run.
+const char* LaunchGraph(const std::shared_ptr<const Graph>& graph, CUstream_st* stream);
+bool IsCapturing(CUstream_st* stream);
+// For calls that a thread which captures is refused: null if this one does not.
+const char* RefusedWhileCapturing();
+// From now on that call fails, as with a driver that has no graphs or no memory for them.
+enum class GraphFault { kNone, kBegin, kEnd, kLaunch };
+void SetGraphFault(GraphFault fault);
+
+// What host code has asked for since the process began.
+struct Counts {
+  uint64_t launches = 0;  // kernels, copies and clears, but those of graphs
+  uint64_t copies = 0;    // of them copies
+  uint64_t graphs = 0;    // launches of graphs
+};
+Counts& TheCounts();
 
 }  // namespace baton::cuda_emulator
 
