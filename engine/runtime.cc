@@ -272,12 +272,14 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   if (absl::Status s = CheckMemory(before, ReadAvailableMemory()); !s.ok()) return s;
 
   std::unique_ptr<LoadedModel> loaded(new LoadedModel());
+  std::string device_kind;
   if (OnGpu(config)) {
     absl::StatusOr<kernels::DeviceBackend> device =
         kernels::CreateDeviceBackend(config.isa(), plan->backend.numerics);
     if (!device.ok()) return device.status();
     loaded->backend_ = std::move(device->backend);
     loaded->device_ = device->space;
+    device_kind = device->kind;
     const kernels::KvLayout layout = LayoutOf(plan->model_config, plan->engine.kv_dtype, plan->engine.block_size);
     if (absl::Status s = loaded->device_->CheckLayout(layout); !s.ok()) return s;
   } else {
@@ -292,7 +294,10 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   if (!fingerprint.ok()) return fingerprint.status();
   loaded->fingerprint_ = ToProto(*fingerprint);
   // Products add up in another order there (docs/GPU.md): such a worker pairs with its like only.
-  if (OnGpu(config)) loaded->fingerprint_.set_numerics_class(absl::StrCat("cuda-", fingerprint->numerics_class));
+  if (OnGpu(config)) {
+    loaded->fingerprint_.set_numerics_class(
+        absl::StrCat("cuda-", fingerprint->numerics_class, device_kind.empty() ? "" : "-", device_kind));
+  }
   model::Transformer::Options transformer_options;
   transformer_options.max_batch_rows = plan->engine.max_batch_tokens;
   transformer_options.max_context = plan->max_context;

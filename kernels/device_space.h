@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -114,6 +115,8 @@ class DeviceArray {
 struct DeviceBackend {
   std::unique_ptr<Backend> backend;
   DeviceSpace* space = nullptr;
+  // What of the device the bits of results depend on beside the class, like "sm_90a"; empty: nothing.
+  std::string kind;
 };
 // INVALID_ARGUMENT for a class that it has not.
 using DeviceBackendFactory = absl::StatusOr<DeviceBackend> (*)(NumericsClass numerics);

@@ -15,7 +15,13 @@ absl::StatusOr<DeviceBackend> Create(NumericsClass numerics) {
   if (!device.ok()) return device.status();
   auto backend = std::make_unique<CudaBackend>(numerics);
   DeviceSpace* const space = backend.get();
-  return DeviceBackend{std::move(backend), space};
+  DeviceBackend made = {std::move(backend), space, ""};
+  if (numerics == NumericsClass::kF32) return made;
+  // How tensor cores add up a step's products is the architecture's own, and the instruction's.
+  made.kind = device->compute_capability > 0
+                  ? absl::StrCat("sm_", device->compute_capability, HasWgmma() ? "a" : "")
+                  : device->name;
+  return made;
 }
 
 [[maybe_unused]] const bool registered = RegisterDeviceBackend("cuda", &Create);

@@ -75,7 +75,7 @@ TEST_F(GpuClusterTest, TokensFromTensorCoresAreThoseOfOneProcess) {
   }
   auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);
   ASSERT_TRUE(status.ok()) << status.status();
-  EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-bf16");
+  EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-bf16-emulator");
 }
 
 TEST_F(GpuClusterTest, OtherNumericsAreRefusedBeforeAnythingIsLoaded) {

@@ -24,6 +24,7 @@
 #include "common/mutex.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/emulator/emulator.h"
+#include "kernels/cuda/emulator/host_memory.h"
 #include "kernels/cuda/emulator/streams.h"
 
 namespace baton::kernels::cuda {
@@ -164,6 +165,8 @@ absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) {
   return status.ok() ? Synchronize(stream) : status;
 }
 
+int g_compute_capability = 0;
+
 // What Event::event_ points to. A place that is not reached says so once, so that its owner meets that case.
 struct Place {
   cuda_emulator::Mark mark;
@@ -173,7 +176,10 @@ Place* PlaceOf(void* event) { return static_cast<Place*>(event); }
 
 }  // namespace
 
-absl::StatusOr<DeviceInfo> DescribeDevice() { return DeviceInfo{.name = "emulator", .shared_bytes_per_block = 227 << 10}; }
+absl::StatusOr<DeviceInfo> DescribeDevice() {
+  return DeviceInfo{
+      .name = "emulator", .compute_capability = g_compute_capability, .shared_bytes_per_block = 227 << 10};
+}
 
 absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
@@ -305,3 +311,7 @@ absl::Status Synchronize(Stream stream) {
 bool KernelsMayUse(const void* memory) { return memory == nullptr || Arena::Get().Has(memory); }
 
 }  // namespace baton::kernels::cuda
+
+void baton::cuda_emulator::SetComputeCapability(int compute_capability) {
+  kernels::cuda::g_compute_capability = compute_capability;
+}

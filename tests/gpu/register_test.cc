@@ -1,0 +1,25 @@
+// What a worker says of its device, so that it pairs with its like only.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "kernels/cuda/emulator/host_memory.h"
+#include "kernels/cuda/emulator/tensor.h"
+#include "kernels/device_space.h"
+
+namespace baton::kernels {
+namespace {
+
+TEST(RegisterCudaTest, TensorCoresOfOtherArchitecturesAreOtherKindsAndF32IsOne) {
+  for (const auto& [compute_capability, wgmma, kind] : {std::tuple{80, false, "sm_80"}, {90, false, "sm_90"},
+                                                        {90, true, "sm_90a"}, {120, false, "sm_120"}, {0, true, "emulator"}}) {
+    cuda_emulator::SetComputeCapability(compute_capability);
+    cuda_emulator::SetHasWgmma(wgmma);
+    EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kBf16).value().kind, kind);
+    EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kF32).value().kind, "");
+  }
+  EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kInt).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace baton::kernels
