@@ -6,9 +6,13 @@
 namespace baton::kernels::cuda {
 namespace {
 
+// The runtime keeps what a call answered (an event that is not reached, too) until somebody takes it. Whoever handles an answer
+// takes it, or Synchronize would tell it as a launch's error.
+void Forget() { cudaGetLastError(); }
+
 absl::Status ToStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();  // or Synchronize would tell it again, as a launch's
+  Forget();
   const std::string message = absl::StrCat(what, ": ", cudaGetErrorString(error));
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -66,6 +70,7 @@ absl::StatusOr<DeviceInfo> DescribeDevice() {
   int kilohertz = 0, core_kilohertz = 0;
   if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device) != cudaSuccess) kilohertz = 0;
   if (cudaDeviceGetAttribute(&core_kilohertz, cudaDevAttrClockRate, device) != cudaSuccess) core_kilohertz = 0;
+  Forget();
   const int compute_capability = properties.major * 10 + properties.minor;
   return DeviceInfo{.name = properties.name,
                     .compute_capability = compute_capability,
@@ -147,7 +152,10 @@ absl::Status Event::HoldBack(Stream stream) const {
 
 absl::StatusOr<bool> Event::Done() const {
   const cudaError_t error = cudaEventQuery(EventOf(event_));
-  if (error == cudaErrorNotReady) return false;
+  if (error == cudaErrorNotReady) {
+    Forget();
+    return false;
+  }
   const absl::Status status = ToStatus(error, "running on the GPU");
   if (!status.ok()) return status;
   return true;

@@ -413,6 +413,7 @@ std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
       check(4, 1, 256, large ? 600 : 41);
     }
   }
+  for (CheckResult& result : RunStreamChecks(large)) results.push_back(std::move(result));
   add("sample", CheckSample(large ? 128256 : 1500, 8, seed));
   return results;
 }

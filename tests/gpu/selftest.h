@@ -17,6 +17,9 @@ struct CheckResult {
 // `large`.
 std::vector<CheckResult> RunChecks(bool large, uint32_t seed);
 
+// Of events and graphs.
+std::vector<CheckResult> RunStreamChecks(bool large);
+
 struct Timing {
   std::string name;
   double seconds = 0;  // of one call
