@@ -38,7 +38,7 @@ int Main(const char* json_file) {
   const absl::StatusOr<std::vector<Timing>> timings = RunTimings();
   if (!timings.ok()) std::printf("FAILED timings: %s\n", timings.status().ToString().c_str());
   std::printf("%-50s %10s %8s %8s %8s %8s\n", "", "us", "GB/s", "TFLOP/s", "% memory", "% tensor");
-  for (const Timing& timing : timings.ok() ? *timings : std::vector<Timing>()) {
+  const auto tell = [&](const Timing& timing) {
     const double rate = timing.bytes / timing.seconds;
     const double share = info->memory_bytes_per_second > 0 ? 100 * rate / info->memory_bytes_per_second : 0;
     const double flops = timing.flops / timing.seconds;
@@ -49,6 +49,24 @@ int Main(const char* json_file) {
     report["timings"].push_back({{"name", timing.name}, {"seconds", timing.seconds}, {"bytes_per_second", rate},
                                  {"flops", flops}, {"memory_share_percent", share},
                                  {"tensor_share_percent", tensor_share}});
+  };
+  for (const Timing& timing : timings.ok() ? *timings : std::vector<Timing>()) tell(timing);
+  // No worker uses it, so what it does not do is no failure.
+  for (const LibraryProduct& product : MeasureCublasLt()) {
+    const std::string& name = product.name;
+    if (!product.failure.empty()) {
+      std::printf("cuBLASLt %s: not measured: %s\n", name.c_str(), product.failure.c_str());
+    } else if (product.different_rows.empty()) {
+      std::printf("cuBLASLt %s: batch-invariant for 1 to 512 rows\n", name.c_str());
+    } else {
+      std::printf("cuBLASLt %s: not batch-invariant: %zu of 511 numbers of rows, from %d on, give other bits than 512 rows\n",
+                  name.c_str(), product.different_rows.size(), product.different_rows.front());
+    }
+    report["cublasLt_products"].push_back(
+        {{"name", name}, {"failure", product.failure}, {"different_rows", product.different_rows}});
+    if (product.failure.empty()) {
+      for (const Timing& timing : product.timings) tell(timing);
+    }
   }
   if (json_file != nullptr) std::ofstream(json_file) << report.dump(2) << "\n";
   std::printf("%d checks failed\n", failed);
