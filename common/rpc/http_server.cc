@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/logging.h"
+#include "common/rpc/acceptor.h"
 #include "common/rpc/http_session.h"
 #include "common/rpc/http_tls.h"
 #include "common/rpc/server.h"
@@ -82,7 +83,7 @@ void HttpServer::Impl::Accept() {
   acceptor.async_accept(asio::make_strand(context), [this](beast::error_code ec, Tcp::socket socket) {
     if (ec == asio::error::operation_aborted) return;
     if (!ec) {
-      OnConnection(std::move(socket));
+      if (!IsOfTheLastDescriptors(socket.native_handle())) OnConnection(std::move(socket));
       return Accept();
     }
     // Such as too many open files: let some close before the next try.

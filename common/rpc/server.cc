@@ -27,8 +27,6 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetResourceQuota(quota);
   builder->SetMaxReceiveMessageSize(options.max_message_bytes);
   builder->SetMaxSendMessageSize(options.max_message_bytes);
-  // Two servers on one port would split the clients at random.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
   // Clients may ping every 10 s without a call; we find dead ones within 30 s.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 9000);
@@ -58,19 +56,29 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::unique_ptr<Server> server(new Server());
   grpc::ServerBuilder builder;
   Configure(options, &builder);
-  builder.AddListeningPort(options.listen,
-                           options.security.ServerCredentials(RulesFor(services), options.anonymous_ok), &server->port_);
+  server->connections_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      options.security.ServerCredentials(RulesFor(services), options.anonymous_ok));
   for (const NamedService& named : services) {
     if (named.service != nullptr) builder.RegisterService(named.service);
     server->health_names_.push_back(named.name);
   }
   if (options.generic_service != nullptr) builder.RegisterCallbackGenericService(options.generic_service);
-  server->server_ = builder.BuildAndStart();
-  if (server->server_ == nullptr || server->port_ == 0) {
-    absl::Status reason = ExplainBindFailure(options.listen);
-    if (reason.ok()) reason = absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen, "; try again"));
-    return reason;
+  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(*target);
+  if (!acceptor.ok()) {
+    const absl::Status reason = ExplainBindFailure(options.listen);
+    return reason.ok() ? acceptor.status() : reason;
   }
+  server->acceptor_ = *std::move(acceptor);
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr) return absl::UnavailableError(absl::StrCat("cannot serve on ", options.listen));
+  server->acceptor_->Start([connections = server->connections_.get()](int listener, int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = fd;
+    connections->HandleNewConnection(&connection);
+  });
+  server->port_ = server->acceptor_->port();
   server->address_ = JoinHostPort(target->host, server->port_);
   if (!IsLoopback(target->host) && !options.security.tls()) {
     LogWarn("listening beyond this host without encryption", {{"address", server->address_}});
@@ -95,6 +103,7 @@ void Server::SetServing(bool serving) {
 void Server::Shutdown(absl::Duration grace) {
   if (server_ == nullptr || shut_down_) return;
   shut_down_ = true;
+  acceptor_->Stop();
   server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
   server_->Wait();
 }

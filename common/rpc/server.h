@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/rpc/acceptor.h"
 #include "common/rpc/address.h"
 #include "common/rpc/security.h"
 
@@ -61,6 +62,8 @@ class Server {
   Server() = default;
   std::vector<std::string> health_names_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
+  std::unique_ptr<Acceptor> acceptor_;  // hands them to it
   std::string address_;
   int port_ = 0;
   bool shut_down_ = false;
