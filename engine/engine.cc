@@ -44,7 +44,7 @@ struct Wakeup {
 class EngineThread : public Engine {
  public:
   EngineThread(const EngineOptions& options, std::unique_ptr<EngineCore> core, Clock* clock)
-      : max_queue_(options.max_queue), clock_(clock), core_(std::move(core)), load_(core_->load()) {
+      : max_queue_(options.max_queue), has_prefix_cache_(options.prefix_cache), clock_(clock), core_(std::move(core)), load_(core_->load()) {
     core_->pool()->SetReleaseCallback([wakeup = wakeup_] { wakeup->Set(); });
     thread_ = std::thread([this] { Run(); });
     pthread_setname_np(thread_.native_handle(), "engine");
@@ -137,7 +137,7 @@ class EngineThread : public Engine {
   Activity activity() const override { return {turns_, has_work_, absl::Nanoseconds(longest_step_ns_.load())}; }
 
   kvcache::PrefixJournal::Report prefixes_since(uint64_t version) const override {
-    return core_->journal()->Since(version);
+    return has_prefix_cache_ ? core_->journal()->Since(version) : kvcache::PrefixJournal::Report();
   }
 
   kernels::KvLayout kv_layout() const override { return core_->pool()->layout(); }
@@ -231,6 +231,7 @@ class EngineThread : public Engine {
   }
 
   const int max_queue_;
+  const bool has_prefix_cache_;
   Clock* const clock_;
   const std::unique_ptr<EngineCore> core_;  // the thread's, but for pool() and journal()
   const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();

@@ -100,7 +100,7 @@ class Engine {
   virtual EngineLoad load() const = 0;
   // Whether the engine gets on. Waits for nothing that its thread may hold for long.
   virtual Activity activity() const = 0;
-  // Names of the prefixes in the cache (none without prefix_cache).
+  // Names of the prefixes in the cache. Without prefix_cache version 0: there is nothing to tell, ever.
   virtual kvcache::PrefixJournal::Report prefixes_since(uint64_t version) const = 0;
   virtual kernels::KvLayout kv_layout() const = 0;
   // Whose blocks are the engine's alone; for what concerns its memory as a whole.

@@ -23,7 +23,8 @@ void PrefixDirectory::Remove(uint32_t slot, uint64_t name) {
 
 uint64_t PrefixDirectory::Apply(uint32_t slot, const v1::PrefixReport& report) {
   if (slot >= told_.size()) told_.resize(slot + 1);
-  if (report.version() == 0) return told_[slot].version;  // this worker tells nothing
+  told_[slot].silent = report.version() == 0;
+  if (told_[slot].silent) return told_[slot].version;
   if (report.base_version() == 0) {
     Clear(slot);
   } else if (report.base_version() != told_[slot].version) {
@@ -48,6 +49,7 @@ void PrefixDirectory::Expect(uint32_t slot, std::span<const uint64_t> names, abs
     if (it != expected_.end() && it->second.until <= expiry_.front().first) expected_.erase(it);
     expiry_.pop_front();
   }
+  if (slot < told_.size() && told_[slot].silent) return;
   const absl::Time until = now + options_.expect_for;
   for (const uint64_t name : names) {
     if (expiry_.size() >= options_.max_expected) return;

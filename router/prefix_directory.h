@@ -46,6 +46,7 @@ class PrefixDirectory {
  private:
   struct Told {
     uint64_t version = 0;
+    bool silent = false;  // it says that it has nothing to tell: it keeps no prefixes
     absl::flat_hash_set<uint64_t> names;
   };
   struct Expected {

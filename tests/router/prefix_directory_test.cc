@@ -53,6 +53,19 @@ TEST(PrefixDirectoryTest, WhatWasSentIsExpectedForAWhile) {
   EXPECT_THAT(Match(directory, {7}, t0), testing::Each(0)) << "and forgotten then";
 }
 
+// It was expected to hold what it had been sent, so that its forecasts left out the prompts' whole prefill.
+TEST(PrefixDirectoryTest, NothingIsExpectedOfAWorkerWithoutACache) {
+  PrefixDirectory directory;
+  const absl::Time t0 = absl::UnixEpoch();
+  directory.Apply(0, v1::PrefixReport());
+  directory.Expect(0, std::vector<uint64_t>{7}, t0);
+  EXPECT_THAT(Match(directory, {7}, t0), ElementsAre(0));
+  kvcache::PrefixJournal journal;
+  directory.Apply(0, Report(journal.Since(0)));
+  directory.Expect(0, std::vector<uint64_t>{7}, t0);
+  EXPECT_THAT(Match(directory, {7}, t0), ElementsAre(1)) << "it has one that is empty";
+}
+
 TEST(PrefixDirectoryTest, SizesAreBounded) {
   PrefixDirectory directory({.max_names = 3, .max_expected = 2});
   v1::PrefixReport report;
