@@ -16,8 +16,10 @@ constexpr absl::Duration kForgetAfter = absl::Seconds(10);      // without a que
 constexpr double kMargin = 1.1;
 // Under overload the queue is always as long as the forecast lets it be, so that every wait is near the limit: then how
 // wrong forecasts were of late decides how many are refused late.
-constexpr double kMaxMargin = 4;
+constexpr double kMaxMargin = 2;
 constexpr size_t kErrors = 64, kMinErrors = 8;
+constexpr absl::Duration kLatenessAge = absl::Seconds(5);
+constexpr double kSurely = 0.9;  // share of first tokens that shall come in time
 constexpr absl::Duration kShortestJudged = absl::Milliseconds(50);
 constexpr absl::Duration kMinRetry = absl::Milliseconds(100);
 constexpr absl::Duration kMaxRetry = absl::Seconds(60);
@@ -114,15 +116,32 @@ absl::Duration Admission::WaitBefore(const Key& key, const Forecast& forecast, a
 double Admission::WaitMargin() const {
   if (errors_.size() < kMinErrors) return kMargin;
   std::vector<double> sorted(errors_.begin(), errors_.end());
-  const auto rarely_more = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() * 97 / 100);
-  std::nth_element(sorted.begin(), rarely_more, sorted.end());
-  return std::clamp(*rarely_more, kMargin, kMaxMargin);
+  const auto ninth = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() * 9 / 10);
+  std::nth_element(sorted.begin(), ninth, sorted.end());
+  return std::clamp(*ninth, kMargin, kMaxMargin);
 }
 
 void Admission::NoteWait(absl::Duration forecast, absl::Duration waited) {
   if (forecast < kShortestJudged) return;
   errors_.push_back(absl::FDivDuration(waited, forecast));
   if (errors_.size() > kErrors) errors_.pop_front();
+}
+
+void Admission::NoteFirstToken(absl::Duration forecast, absl::Duration took, absl::Time now) {
+  lateness_.emplace_back(now, std::max(absl::ZeroDuration(), took - forecast));
+  if (lateness_.size() > kErrors) lateness_.pop_front();
+}
+
+absl::Duration Admission::Lateness(double share, absl::Time now) const {
+  // Nobody may be refused for what was long ago: it would never be put right.
+  std::vector<absl::Duration> sorted;
+  for (const auto& [at, late] : lateness_) {
+    if (now - at <= kLatenessAge) sorted.push_back(late);
+  }
+  if (sorted.size() < kMinErrors) return absl::ZeroDuration();
+  const auto at = sorted.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(sorted.size() - 1));
+  std::nth_element(sorted.begin(), at, sorted.end());
+  return *at;
 }
 
 absl::Status Admission::CheckForecast(const Applicant& a, const Forecast& forecast, absl::Duration wait,
@@ -133,7 +152,7 @@ absl::Status Admission::CheckForecast(const Applicant& a, const Forecast& foreca
                                " ms, and ", Ms(promised.itl), " ms are promised"),
                   "PREDICTED_ITL", absl::Seconds(1));
   }
-  const absl::Duration ttft = WaitMargin() * wait + kMargin * forecast.ttft;
+  const absl::Duration ttft = WaitMargin() * wait + kMargin * forecast.ttft + Lateness(kSurely, now);
   const absl::Duration left = std::min(promised.ttft, a.deadline - a.arrival) - (now - a.arrival);
   if (ttft <= left) return absl::OkStatus();
   const std::string words = absl::StrCat("the first token would take about ", Ms(ttft), " ms, and ", Ms(left));

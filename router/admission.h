@@ -94,6 +94,12 @@ class Admission {
   static constexpr int kOvertakers = 16;
   static constexpr absl::Duration kOvertakeFor = absl::Seconds(1);
 
+  // A request whose first token was forecast to come so long after its placement, and how long it took. What is promised from
+  // then on takes into account how wrong such forecasts were of late.
+  void NoteFirstToken(absl::Duration forecast, absl::Duration took, absl::Time now);
+  // By how much first tokens came later than forecast of late: `share` of them came no later than that. Zero: not known.
+  absl::Duration Lateness(double share, absl::Time now) const;
+
   // Takes out those that have waited too long: beyond max_wait, their deadline, or (of a first wait) what their class
   // was promised. `why(id)` is what they waited for.
   std::vector<std::pair<uint64_t, absl::Status>> Expire(absl::Time now,
@@ -133,7 +139,7 @@ class Admission {
   absl::Duration WaitBefore(const Key& key, const Forecast& forecast, absl::Time now) const;
   absl::Status CheckForecast(const Applicant& applicant, const Forecast& forecast, absl::Duration wait,
                              absl::Time now) const;
-  // What a forecast of a wait is multiplied by, so that hardly any wait is longer.
+  // What a forecast of a wait is multiplied by, so that nine in ten waits are no longer.
   double WaitMargin() const;
   void NoteWait(absl::Duration forecast, absl::Duration waited);
   // Tokens a second that leave the queue while something waits, over the last seconds of such time; 0: not known.
@@ -158,6 +164,7 @@ class Admission {
   absl::Duration busy_since_;  // takings before are not known
   absl::Time last_ = absl::InfinitePast();
   std::deque<double> errors_;  // waits by their forecasts, the newest last
+  std::deque<std::pair<absl::Time, absl::Duration>> lateness_;  // of first tokens, and when they came; the newest last
 };
 
 }  // namespace baton::router

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kMaxNames = 4096;  // blocks of a prompt that are compared with the caches
 constexpr int kSampleOfMany = 2;
+constexpr double kAsLikelyAsNot = 0.5;
 constexpr uint64_t kForecastTokens = 1024;  // the length of prompt that a worker's speed is taken at
 
 uint64_t KeyOf(const WorkerId& id) { return absl::HashOf(id.name, id.incarnation); }
@@ -285,8 +286,9 @@ absl::Status Placement::CheckPromise(const PlaceRequest& request, const Ways& wa
   if (!ways.status.ok() || request.epoch > 1 || !taken.has_value() || !taken->measured || taken->aged) {
     return absl::OkStatus();
   }
-  const absl::Duration more = absl::Microseconds(taken->ttft_us), promised = promise(request.priority).ttft;
-  const absl::Duration waited = clock_->Now() - request.arrival;
+  const absl::Time now = clock_->Now();
+  const absl::Duration more = absl::Microseconds(taken->ttft_us) + admission_.Lateness(kAsLikelyAsNot, now);
+  const absl::Duration waited = now - request.arrival, promised = promise(request.priority).ttft;
   return waited + more <= promised ? absl::OkStatus() : PromiseMissed(waited, more, promised);
 }
 
@@ -301,6 +303,8 @@ absl::StatusOr<PlacedHolds> Placement::Hold(const PlaceRequest& request, const W
     placed.pair.decode = decode.worker;
     placed.decode = InFlightHold(view_, decode.worker.id, {0, need.choices, decode.blocks});
   }
+  const std::optional<ModeForecast>& forecast = ways.take_local ? ways.local_forecast : ways.remote_forecast;
+  if (forecast.has_value() && forecast->measured) placed.ttft = absl::Microseconds(forecast->ttft_us);
   const Pick& prefill = ways.take_local ? ways.local : ways.prefill;
   if (!ways.take_local) placed.pair.prefill = prefill.worker;
   placed.prefill = InFlightHold(view_, prefill.worker.id,
@@ -348,6 +352,11 @@ void Placement::ReportTransfer(const WorkerId& prefill, const WorkerId& decode, 
 void Placement::ReportTransferFailed(const WorkerId& prefill, const WorkerId& decode) {
   MutexLock lock(&mu_);
   pairs_.Failed(KeyOf(prefill), KeyOf(decode), clock_->Now());
+}
+
+void Placement::ReportFirstToken(absl::Duration forecast, absl::Duration took) {
+  MutexLock lock(&mu_);
+  if (forecast > absl::ZeroDuration()) admission_.NoteFirstToken(forecast, took, clock_->Now());
 }
 
 absl::StatusOr<v1::PlacementExplanation> Placement::Explain(const std::string& request_id) const {

@@ -59,6 +59,7 @@ class InFlightHold {
 struct PlacedHolds {
   PlacedPair pair;
   InFlightHold prefill, decode;
+  absl::Duration ttft;  // forecast, from now on; zero: not known
 };
 
 struct PlaceRequest {
@@ -117,6 +118,8 @@ class Placement {
   void ReportFailure(const WorkerId& id, const absl::Status& status);
   void ReportTransfer(const WorkerId& prefill, const WorkerId& decode, uint64_t bytes, absl::Duration duration);
   void ReportTransferFailed(const WorkerId& prefill, const WorkerId& decode);
+  // Of a first placement: PlacedHolds.ttft, and how long the first token took from then on.
+  void ReportFirstToken(absl::Duration forecast, absl::Duration took);
 
   absl::StatusOr<v1::PlacementExplanation> Explain(const std::string& request_id) const;
   // How many routers share the workers; with more than one, decisions compare a sample.
@@ -147,7 +150,7 @@ class Placement {
     absl::Status why;  // it waits
   };
   // Not OK: it would come later than its class was promised, though it was admitted. Only of a first placement.
-  absl::Status CheckPromise(const PlaceRequest& request, const Ways& ways) const;
+  absl::Status CheckPromise(const PlaceRequest& request, const Ways& ways) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<PlacedHolds> Hold(const PlaceRequest& request, const Ways& ways) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Forecast ForecastFor(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WorthWaiting(const PlaceRequest& request, const absl::Status& status) const;

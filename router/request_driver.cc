@@ -136,7 +136,13 @@ void RequestDriver::Process(Item item) {
   NoteStream(input);
   HandleInput(std::move(input));
   if (token) emit_ += context_->clock->Now() - item.arrived;
+  NoteFirstToken();
   NoteTokens();
+}
+
+void RequestDriver::NoteFirstToken() {
+  if (forecast_ttft_ == absl::ZeroDuration() || lifecycle_.stats().completion_tokens == 0) return;
+  context_->placement->ReportFirstToken(std::exchange(forecast_ttft_, absl::ZeroDuration()), context_->clock->Now() - placed_);
 }
 
 void RequestDriver::NoteTokens() {
@@ -249,6 +255,8 @@ void RequestDriver::OnPlaced(Placed& placed) {
   if (!placed.holds.ok()) return HandleInput({Event::kUnplaced, 0, {}, placed.holds.status()});
   prefill_hold_ = std::move(placed.holds->prefill);
   decode_hold_ = std::move(placed.holds->decode);
+  placed_ = context_->clock->Now();
+  forecast_ttft_ = placed.epoch == 1 ? placed.holds->ttft : absl::ZeroDuration();
   HandleInput({Event::kPlaced, 0, {}, std::move(placed.holds->pair)});
 }
 

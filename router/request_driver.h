@@ -98,6 +98,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void OnPlaced(Placed& placed);
   void HandleInput(Input input);
   void NoteStream(const Input& input);
+  void NoteFirstToken();
   void NoteTokens();
 
   void Execute(AskPlacement& command);
@@ -138,6 +139,8 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   uint32_t prefill_epoch_ = 0, decode_epoch_ = 0;
   InFlightHold prefill_hold_, decode_hold_;
   absl::Time asked_;  // for a placement
+  absl::Time placed_;
+  absl::Duration forecast_ttft_;  // from placed_ on; zero: not known, or told already
   absl::Duration emit_;
   uint32_t tokens_noted_ = 0;
   size_t itl_noted_ = 0;

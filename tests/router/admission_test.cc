@@ -288,5 +288,22 @@ TEST_F(AdmissionTest, WhatIsAdmittedUnderOverloadIsRarelyRefusedLate) {
   EXPECT_LT(late, admitted / 20) << late << " of " << admitted << " admitted ones waited in vain";
 }
 
+// What a request waits for at the workers is not all in a forecast: places, steps that others share. Seen as an overload in which
+// most of what was admitted came a few hundred milliseconds late.
+TEST_F(AdmissionTest, WhenFirstTokensComeLateLessIsPromised) {
+  options_.promises[1].ttft = absl::Seconds(1);
+  Admission admission(options_);
+  const Forecast forecast{.ttft = absl::Milliseconds(500)};
+  EXPECT_EQ(admission.Lateness(0.9, now_), absl::ZeroDuration());
+  for (int i = 0; i < 20; ++i) {
+    admission.NoteFirstToken(absl::Milliseconds(100), absl::Milliseconds(i % 2 == 0 ? 90 : 600), now_);
+  }
+  EXPECT_EQ(admission.Lateness(0.9, now_), absl::Milliseconds(500));
+  EXPECT_EQ(admission.Lateness(0.2, now_), absl::ZeroDuration());
+  EXPECT_EQ(ReasonOf(admission.Arrive(Make(1), forecast, now_)), "PREDICTED_TTFT") << "0.5 s and 0.5 s more";
+  now_ += absl::Seconds(6);
+  EXPECT_TRUE(admission.Arrive(Make(2), forecast, now_).ok()) << "nobody came late for a while";
+}
+
 }  // namespace
 }  // namespace baton::router

@@ -84,7 +84,8 @@ class Simulation {
  private:
   struct Request {
     uint64_t id = 0;
-    double arrival = 0;
+    double arrival = 0, placed = 0;
+    absl::Duration forecast;  // of token 0, from then on
     InFlightHold prefill, decode;
     int at = 0;       // decode worker
     int prefills = 0;  // prefill worker
@@ -111,7 +112,7 @@ class Simulation {
       beat.mutable_load()->set_pending_tokens(
           static_cast<uint64_t>(std::max(0.0, busy_until_[w] - now_) / s_.us_per_token));
       beat.mutable_load()->mutable_cost()->set_per_row_us(s_.us_per_token);
-      beat.mutable_load()->mutable_cost()->set_samples(1);
+      beat.mutable_load()->mutable_cost()->set_samples(steps_);
       EXPECT_TRUE(view_.Heartbeat(beat).ok());
       beat.Clear();
       beat.set_incarnation("i");
@@ -121,7 +122,7 @@ class Simulation {
       beat.mutable_load()->mutable_ledger()->set_free(s_.decode_blocks - decoding_[w].size() * 36);
       beat.mutable_load()->mutable_cost()->set_fixed_us(s_.step_fixed_us);
       beat.mutable_load()->mutable_cost()->set_per_row_us(s_.step_row_us);
-      beat.mutable_load()->mutable_cost()->set_samples(1);
+      beat.mutable_load()->mutable_cost()->set_samples(steps_);
       EXPECT_TRUE(view_.Heartbeat(beat).ok());
     }
     placement_->Changed();
@@ -149,6 +150,8 @@ class Simulation {
       }
       request->prefill = std::move(placed->prefill);
       request->decode = std::move(placed->decode);
+      request->forecast = placed->ttft;
+      request->placed = now_;
       request->at = placed->pair.decode.id.name.back() - '0';
       request->prefills = placed->pair.prefill.id.name.back() - '0';
       waiting_[request->at].push_back(request);
@@ -164,6 +167,7 @@ class Simulation {
       const std::shared_ptr<Request> request = waiting_[w].front();
       waiting_[w].pop_front();
       ++taken_[w];
+      ++steps_;
       double& busy = busy_until_[request->prefills];
       busy = std::max(busy, now_) + kPrompt * s_.us_per_token;
       at(busy, [this, request] { FirstToken(request); });
@@ -171,6 +175,7 @@ class Simulation {
   }
 
   void FirstToken(const std::shared_ptr<Request>& request) {
+    placement_->ReportFirstToken(request->forecast, absl::Microseconds(now_ - request->placed));
     const double ttft = now_ - request->arrival;
     window_.worst_ttft_ms = std::max(window_.worst_ttft_ms, ttft / 1000);
     (ttft <= absl::ToDoubleMicroseconds(s_.ttft) ? window_.good : window_.late) += 1;
@@ -183,6 +188,7 @@ class Simulation {
 
   double Step(int w) const { return s_.step_fixed_us + s_.step_row_us * static_cast<double>(decoding_[w].size()); }
   void Decode(int w) {
+    ++steps_;
     std::vector<std::shared_ptr<Request>> ended;
     for (auto& request : decoding_[w]) {
       if (--request->left == 0) ended.push_back(request);
@@ -204,6 +210,7 @@ class Simulation {
   ClusterView view_;
   std::unique_ptr<Placement> placement_;
   double now_ = 0;
+  uint64_t steps_ = 1000;  // of all workers: costs are known, and of now while there is work
   std::multimap<double, std::function<void()>> events_;
   double busy_until_[kWorkers] = {};
   std::vector<std::shared_ptr<Request>> decoding_[kWorkers];
