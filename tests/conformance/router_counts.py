@@ -63,7 +63,8 @@ def print_times(client, ttft_ms, itl_ms, requests):
 
     ITL as these clients define it: of each request the time from its first token to its end, by the number of gaps.
     """
-    own = json.loads(get("/baton/requests"))["requests"][:requests]
+    ended_well = [one for one in json.loads(get("/baton/requests"))["requests"] if one["code"] == "OK"]
+    own = ended_well[:requests]
     ttft = statistics.median(one["ttft_ms"] for one in own)
     itl = statistics.median((one["total_ms"] - one["ttft_ms"]) / (one["completion_tokens"] - 1) for one in own
                             if one["completion_tokens"] > 1)
