@@ -47,7 +47,7 @@ constexpr Rule kRules[] = {
     {"block_size", "16", "16", 1, 256},
     {"kv_memory_mib", "512", "512", 1, 1 << 30},
     {"kv_dtype", nullptr, nullptr, 0, 0, "f32 f16 bf16"},  // follows numerics: ApplyDefaults
-    {"numerics", "int", "int", 0, 0, "int bf16 f32"},
+    {"numerics", "int", "int", 0, 0, "int bf16 f32 fp8"},
     {"isa", "auto", "auto", 0, 0, "auto scalar avx2 avx512 avx512_bf16 amx cuda"},
     {"threads", nullptr, nullptr, 1, 1024},
     {"weight_layout", "auto", "auto", 0, 0, "auto decode prefill both"},

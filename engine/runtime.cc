@@ -52,10 +52,17 @@ absl::StatusOr<kernels::WeightLayout> LayoutByName(absl::string_view name) {
 }
 
 bool OnGpu(const v1::Config& config) { return config.isa() == "cuda"; }
+// A setting of numerics, not a class of arithmetic: bf16's, with other weights.
+bool WeightsInFp8(const v1::Config& config) { return config.numerics() == "fp8"; }
 
 absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config) {
   kernels::Backend::Options options;
-  options.numerics = kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
+  if (WeightsInFp8(config) && !OnGpu(config)) {
+    return absl::InvalidArgumentError("numerics is fp8, which only GPUs have here; set isa to cuda, or numerics to int");
+  }
+  options.numerics = WeightsInFp8(config)
+                         ? kernels::NumericsClass::kBf16
+                         : kernels::NumericsFromName(config.numerics()).value_or(kernels::NumericsClass::kInt);
   const std::optional<kernels::Isa> isa =
       kernels::IsaFromName(config.has_isa() && !OnGpu(config) ? config.isa() : "auto");
   if (!isa.has_value()) {
@@ -275,7 +282,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   std::string device_kind;
   if (OnGpu(config)) {
     absl::StatusOr<kernels::DeviceBackend> device =
-        kernels::CreateDeviceBackend(config.isa(), plan->backend.numerics);
+        kernels::CreateDeviceBackend(WeightsInFp8(config) ? "cuda-fp8" : "cuda", plan->backend.numerics);
     if (!device.ok()) return device.status();
     loaded->backend_ = std::move(device->backend);
     loaded->device_ = device->space;
@@ -296,7 +303,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   // Products add up in another order there (docs/GPU.md): such a worker pairs with its like only.
   if (OnGpu(config)) {
     loaded->fingerprint_.set_numerics_class(
-        absl::StrCat("cuda-", fingerprint->numerics_class, device_kind.empty() ? "" : "-", device_kind));
+        absl::StrCat("cuda-", WeightsInFp8(config) ? "fp8" : fingerprint->numerics_class, device_kind.empty() ? "" : "-",
+                     device_kind));
   }
   model::Transformer::Options transformer_options;
   transformer_options.max_batch_rows = plan->engine.max_batch_tokens;

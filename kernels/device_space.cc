@@ -23,6 +23,7 @@ bool RegisterDeviceBackend(absl::string_view name, DeviceBackendFactory factory)
 absl::StatusOr<DeviceBackend> CreateDeviceBackend(absl::string_view name, NumericsClass numerics) {
   const auto it = Factories().find(std::string(name));
   if (it != Factories().end()) return it->second(numerics);
+  name = name.substr(0, name.find('-'));
   return absl::FailedPreconditionError(absl::StrCat("isa is ", name, ", and this program was built without it; build it with "
                                                     "--config=", name, ", or use auto"));
 }

@@ -31,8 +31,9 @@ void RequireOnDevice(std::initializer_list<const void*> pointers) {
 class CudaMatrix final : public WeightMatrix {
  public:
   // `frees` counts its end.
-  static absl::StatusOr<std::unique_ptr<WeightMatrix>> Create(const HostTensor& tensor, std::shared_ptr<uint64_t> frees) {
-    const PackedWeights packed = PackForDevice(tensor);
+  static absl::StatusOr<std::unique_ptr<WeightMatrix>> Create(const HostTensor& tensor, WeightStorage storage,
+                                                              std::shared_ptr<uint64_t> frees) {
+    const PackedWeights packed = PackForDevice(tensor, storage);
     auto matrix = std::make_unique<CudaMatrix>(std::move(frees));
     matrix->matrix_ = {packed.dtype, tensor.rows, tensor.cols, nullptr, nullptr};
     for (const auto& [from, memory, to] : {std::tuple{&packed.codes, &matrix->codes_, &matrix->matrix_.codes},
@@ -66,8 +67,9 @@ const DeviceMatrix& MatrixOf(const WeightMatrix& weight) { return static_cast<co
 
 }  // namespace
 
-CudaBackend::CudaBackend(NumericsClass numerics, bool graphs)
+CudaBackend::CudaBackend(NumericsClass numerics, bool graphs, WeightStorage storage)
     : numerics_(numerics),
+      storage_(storage),
       stream_(Require(OwnedStream::Create())),
       copy_stream_(Require(OwnedStream::Create())),
       calls_(Require(Event::Create())),
@@ -125,7 +127,7 @@ const void* CudaBackend::Put(DeviceMemory* memory, std::span<const std::byte> by
 }
 
 absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackWeights(const HostTensor& tensor) {
-  return CudaMatrix::Create(tensor, frees_);
+  return CudaMatrix::Create(tensor, storage_, frees_);
 }
 
 void CudaBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {

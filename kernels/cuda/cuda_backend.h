@@ -28,6 +28,7 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/pack_weights.h"
 #include "kernels/cuda/pass_inputs.h"
 #include "kernels/device_space.h"
 
@@ -35,8 +36,9 @@ namespace baton::kernels::cuda {
 
 class CudaBackend final : public Backend, public DeviceSpace {
  public:
-  // graphs: false launches each pass call by call, for its own rows; the results are the same.
-  explicit CudaBackend(NumericsClass numerics = NumericsClass::kF32, bool graphs = true);
+  // graphs: false launches each pass call by call, for its own rows; the results are the same. storage: kFp8 with kBf16 only.
+  explicit CudaBackend(NumericsClass numerics = NumericsClass::kF32, bool graphs = true,
+                       WeightStorage storage = WeightStorage::kOwnBits);
   ~CudaBackend() override;
 
   std::string name() const override { return "cuda"; }
@@ -125,6 +127,7 @@ class CudaBackend final : public Backend, public DeviceSpace {
   CopyId EndCopies();
 
   const NumericsClass numerics_;
+  const WeightStorage storage_;
   const bool wgmma_ = HasWgmma();
   OwnedStream stream_, copy_stream_;  // of calls; of copies
   Event calls_;                       // behind the calls before the latest copies

@@ -101,6 +101,25 @@ __device__ __forceinline__ uint32_t HalfPair(float low, float high) {
 #endif
 }
 
+// E4M3 that is not NaN (pack_weights.cc makes none): its bits at a wider float's place are 2^120 times too small,
+// subnormals too.
+__device__ __forceinline__ float E4m3Value(uint32_t code) {
+  return __uint_as_float((code & 0x80) << 24 | (code & 0x7f) << 20) * 0x1p120f;
+}
+
+// Two of them as bfloat16, exactly; the first is in the low half of either.
+__device__ __forceinline__ uint32_t Bf16PairOfE4m3(uint32_t codes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const uint32_t spread = __byte_perm(codes, 0, 0x4140);
+  const uint32_t bits = (spread & 0x00800080) << 8 | (spread & 0x007f007f) << 4;
+  uint32_t pair;  // bits * 2^120 + -0
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(bits), "r"(0x7b807b80), "r"(0x80008000));
+  return pair;
+#else
+  return Bf16Pair(E4m3Value(codes & 0xff), E4m3Value(codes >> 8 & 0xff));
+#endif
+}
+
 }  // namespace baton::kernels::cuda
 
 #endif  // BATON_KERNELS_CUDA_MATH_CUH_

@@ -176,9 +176,10 @@ __global__ void __launch_bounds__(kTileThreads) GemmKernel(MatMulArgs a) {
   }
 }
 
-template <DType kDType>
+template <int kFormat>
 __global__ void __launch_bounds__(kMatrixLanes)
     ReadRowsKernel(DeviceMatrix m, const int32_t* rows, int64_t row, float scale_by, float* out) {
+  constexpr DType kDType{kFormat};
   using Format = WeightFormat<kDType>;
   if (rows != nullptr) row = rows[blockIdx.y];  // else there is one
   out += blockIdx.y * m.cols;
@@ -209,9 +210,13 @@ void MatMulOf(const MatMulArgs& a, Stream stream) {
   Launch(GemmKernel<kDType>, dim3(CeilDiv(a.weight.rows, kTile), CeilDiv(a.m, kTile)), dim3(kTileThreads), 0, stream, a);
 }
 
-// fn.operator()<dtype>(); nothing for a format that the device does not have, which is the caller's to refuse.
-template <typename Fn>
+// fn.operator()<dtype>(); nothing for a format that the device does not have, which is the caller's to refuse. kDeviceOnly:
+// formats of the device's own too.
+template <bool kDeviceOnly, typename Fn>
 void WithFormat(DType dtype, const Fn& fn) {
+  if constexpr (kDeviceOnly) {
+    if (dtype == kE4m3) return fn.template operator()<kE4m3>();
+  }
   switch (dtype) {
     case DType::kF32:
       return fn.template operator()<DType::kF32>();
@@ -230,9 +235,9 @@ void WithFormat(DType dtype, const Fn& fn) {
 
 void LaunchReadRows(const DeviceMatrix& weight, const int32_t* rows, int64_t row, int m, float scale, float* out,
                     Stream stream) {
-  WithFormat(weight.dtype, [&]<DType kDType>() {
+  WithFormat<true>(weight.dtype, [&]<DType kDType>() {
     const unsigned steps = CeilDiv(weight.cols, WeightFormat<kDType>::kStep);
-    Launch(ReadRowsKernel<kDType>, dim3(CeilDiv(steps, kMatrixLanes), m), dim3(kMatrixLanes), 0, stream, weight, rows, row,
+    Launch(ReadRowsKernel<FormatNumber(kDType)>, dim3(CeilDiv(steps, kMatrixLanes), m), dim3(kMatrixLanes), 0, stream, weight, rows, row,
            scale, out);
   });
 }
@@ -240,7 +245,7 @@ void LaunchReadRows(const DeviceMatrix& weight, const int32_t* rows, int64_t row
 }  // namespace
 
 void MatMul(const MatMulArgs& args, Stream stream) {
-  WithFormat(args.weight.dtype, [&]<DType kDType>() { MatMulOf<kDType>(args, stream); });
+  WithFormat<false>(args.weight.dtype, [&]<DType kDType>() { MatMulOf<kDType>(args, stream); });
 }
 
 void ReadRow(const DeviceMatrix& weight, int64_t row, float* out, Stream stream) {

@@ -5,9 +5,10 @@
 // and ReadRow its exact rows.
 //
 // The order of an output, whatever the number of rows: inputs in pieces of kBf16Piece; in a piece, from 0, one m16n8k16
-// product after the other in ascending k (inputs past the end are zeros); then the pieces' sums in ascending order, and
-// the bias. Both kernels below do that, with weights as the 16 rows of a and inputs as the 8 columns of b, so which of
-// them runs and where in a tile a row is changes no bit. Few rows: each warp streams weights for a piece of its own.
+// product after the other in ascending k (inputs past the end are zeros); then the pieces' sums in ascending order, the
+// row's scale (weights in E4M3) and the bias. Both kernels below do that, with weights as the 16 rows of a and inputs as
+// the 8 columns of b, so which of them runs and where in a tile a row is changes no bit. Few rows: each warp streams
+// weights for a piece of its own.
 // Many: a block has a tile of 128 outputs by 128 rows, and sums of pieces are added up in y, as registers hold one
 // only.
 //
@@ -81,8 +82,9 @@ struct FewShape {
 };
 
 // A block has 32 outputs of kOctets octets of rows; piece p is warp p % warps's. Each warp's stages are its own.
-template <DType kDType, int kOctets>
+template <int kFormat, int kOctets>
 __global__ void __launch_bounds__(kFewWarps * 32) FewRowsKernel(Bf16MatMulArgs a) {
+  constexpr DType kDType{kFormat};
   using S = FewShape<kDType, kOctets>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   std::byte* const shared = DynamicShared<std::byte>();
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(kFewWarps * 32) FewRowsKernel(Bf16MatMulArgs a
                                                          S::kStages * S::kStageBytes)[row * S::kSumStride + output];
         total = first_piece + w == 0 ? sum : total + sum;
       }
-      if (first_piece + warps >= pieces && a.bias != nullptr) total += a.bias[y_output];
+      if (first_piece + warps >= pieces) total = WithScaleAndBias<kDType>(a, y_output, total);
       *y = total;
     }
     __syncthreads();
@@ -142,8 +144,9 @@ constexpr int kTileStages = 4;
 constexpr int WarpOctets(DType dtype) { return dtype == DType::kBF16 ? 8 : 4; }
 constexpr int TileThreads(DType dtype) { return kTileGroups / kWarpGroups * (kTileOctets / WarpOctets(dtype)) * 32; }
 
-template <DType kDType>
-__global__ void __launch_bounds__(TileThreads(kDType)) TileKernel(Bf16MatMulArgs a) {
+template <int kFormat>
+__global__ void __launch_bounds__(TileThreads(DType{kFormat})) TileKernel(Bf16MatMulArgs a) {
+  constexpr DType kDType{kFormat};
   constexpr int kWarpOctets = WarpOctets(kDType), kTileThreads = TileThreads(kDType);
   constexpr int kGroupBytes = GroupStage<kDType>::kBytes;
   constexpr int kStageBytes = kTileGroups * kGroupBytes + kTileOctets * kOctetBytes;
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(TileThreads(kDType)) TileKernel(Bf16MatMulArgs
       if (first_row + row >= a.m || first_output + output >= a.weight.rows) return;
       float* const y = a.y + (first_row + row) * a.y_stride + first_output + output;
       if (t >= kPieceStages) sum = *y + sum;
-      *y = last && a.bias != nullptr ? sum + a.bias[first_output + output] : sum;
+      *y = last ? WithScaleAndBias<kDType>(a, first_output + output, sum) : sum;
     });
   }
 }
@@ -203,7 +206,7 @@ template <DType kDType, int kOctets>
 void LaunchFewRows(const Bf16MatMulArgs& a, Stream stream) {
   const unsigned pieces = CeilDiv(a.weight.cols, kBf16Piece);
   const unsigned warps = pieces < kFewWarps ? pieces : kFewWarps;
-  Launch(FewRowsKernel<kDType, kOctets>, dim3(CeilDiv(a.m, kOctets * kOctet), CeilDiv(a.weight.rows, kMatrixLanes)),
+  Launch(FewRowsKernel<FormatNumber(kDType), kOctets>, dim3(CeilDiv(a.m, kOctets * kOctet), CeilDiv(a.weight.rows, kMatrixLanes)),
          dim3(warps * 32), warps * FewShape<kDType, kOctets>::kWarpBytes, stream, a);
 }
 
@@ -215,7 +218,7 @@ void Bf16MatMulOf(const Bf16MatMulArgs& a, Stream stream) {
   constexpr size_t kShared = kTileStages * size_t{kTileGroups * GroupStage<kDType>::kBytes + kTileOctets * kOctetBytes};
   // Blocks that share weights run at the same time.
   const dim3 grid(CeilDiv(a.m, kTileOctets * kOctet), CeilDiv(a.weight.rows, kTileGroups * kMatrixLanes));
-  Launch(TileKernel<kDType>, grid, dim3(TileThreads(kDType)), kShared, stream, a);
+  Launch(TileKernel<FormatNumber(kDType)>, grid, dim3(TileThreads(kDType)), kShared, stream, a);
 }
 
 }  // namespace
@@ -232,6 +235,7 @@ void RoundInputs(const float* x, int64_t x_stride, int m, int64_t cols, void* ro
 
 void Bf16MatMul(const Bf16MatMulArgs& args, Stream stream) {
   if (args.wgmma) return WgmmaMatMul(args, stream);
+  if (args.weight.dtype == kE4m3) return Bf16MatMulOf<kE4m3>(args, stream);
   switch (args.weight.dtype) {
     case DType::kF32:
       return Bf16MatMulOf<DType::kF32>(args, stream);

@@ -77,8 +77,9 @@ __device__ __forceinline__ uint32_t WeightPair(const std::byte* stage, int outpu
     const uint32_t halves = *reinterpret_cast<const uint32_t*>(bytes + k % 8 * 2);
     return Bf16Pair(HalfValue(static_cast<uint16_t>(halves)), HalfValue(static_cast<uint16_t>(halves >> 16)));
   }
-  const float scale = HalfValue(*reinterpret_cast<const uint16_t*>(stage + S::kCodeBytes + output * 2));
   const uint32_t codes = *reinterpret_cast<const uint16_t*>(bytes + k % 16);
+  if constexpr (kDType == kE4m3) return Bf16PairOfE4m3(codes);  // scaled by WithScaleAndBias
+  const float scale = HalfValue(*reinterpret_cast<const uint16_t*>(stage + S::kCodeBytes + output * 2));
   int low, high;
   if constexpr (kDType == DType::kQ8_0) {
     low = static_cast<int8_t>(codes);
@@ -88,6 +89,13 @@ __device__ __forceinline__ uint32_t WeightPair(const std::byte* stage, int outpu
     high = static_cast<int>(codes >> (k / 16 * 4 + 8) & 0xf) - 8;
   }
   return Bf16Pair(scale * static_cast<float>(low), scale * static_cast<float>(high));
+}
+
+// y of an output, of the sum over all inputs.
+template <DType kDType>
+__device__ __forceinline__ float WithScaleAndBias(const Bf16MatMulArgs& a, int64_t output, float sum) {
+  if constexpr (kDType == kE4m3) sum *= static_cast<const float*>(a.weight.scales)[output];
+  return a.bias != nullptr ? sum + a.bias[output] : sum;
 }
 
 // Fragment a of 16 of the group's outputs (the first or second) and 16 of the stage's inputs.

@@ -20,10 +20,10 @@ namespace baton::kernels::cuda {
 namespace {
 
 constexpr int kWideInputs = 2 * kStageInputs;  // of a stage here
-constexpr int kPieceStages = kBf16Piece / kWideInputs;
+[[maybe_unused]] constexpr int kPieceStages = kBf16Piece / kWideInputs;
 constexpr int kSharedPerMultiprocessor = 226 << 10;  // 228 KB, of which each block costs one more than it asks for
 
-__device__ __forceinline__ int WideStagesOf(int64_t inputs) {
+[[maybe_unused]] __device__ __forceinline__ int WideStagesOf(int64_t inputs) {
   return static_cast<int>((inputs + kWideInputs - 1) / kWideInputs);
 }
 
@@ -55,7 +55,9 @@ struct Ring {
 };
 
 // The number of this thread's warp in the block, which the compiler then knows to be the warp's.
-__device__ __forceinline__ int WarpIndex() { return __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x / 32), 0); }
+[[maybe_unused]] __device__ __forceinline__ int WarpIndex() {
+  return __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x / 32), 0);
+}
 
 // Fragments of 8 of a group's outputs and a half's inputs: rows 0 to 7; the others are zeros.
 template <DType kDType>
@@ -94,9 +96,11 @@ struct FewShape {
 };
 
 // A block has 32 outputs of kN rows; piece p is warpgroup p % warpgroups's.
-template <DType kDType, int kN>
-__global__ void __launch_bounds__(FewShape<kDType, kN>::kMostWarpgroups* kWarpgroup) FewRowsWgmmaKernel(Bf16MatMulArgs a) {
+template <int kFormat, int kN>
+__global__ void __launch_bounds__(FewShape<DType{kFormat}, kN>::kMostWarpgroups* kWarpgroup)
+    FewRowsWgmmaKernel(Bf16MatMulArgs a) {
 #ifdef BATON_HAS_WGMMA
+  constexpr DType kDType{kFormat};
   using S = FewShape<kDType, kN>;
   using Stages = typename S::Stages;
   const int warp = WarpIndex(), lane = threadIdx.x % 32, warpgroup = warp / 4, warpgroups = blockDim.x / kWarpgroup;
@@ -157,7 +161,7 @@ __global__ void __launch_bounds__(FewShape<kDType, kN>::kMostWarpgroups* kWarpgr
                                                          S::kStages * Stages::kStageBytes)[row * S::kSumStride + output];
         total = first_piece + w == 0 ? sum : total + sum;
       }
-      if (first_piece + warpgroups >= pieces && a.bias != nullptr) total += a.bias[y_output];
+      if (first_piece + warpgroups >= pieces) total = WithScaleAndBias<kDType>(a, y_output, total);
       *y = total;
     }
     __syncthreads();
@@ -178,9 +182,10 @@ struct TileShape {
   static_assert(kStages >= 3);
 };
 
-template <DType kDType, int kN>
+template <int kFormat, int kN>
 __global__ void __launch_bounds__(kTileWarpgroups* kWarpgroup, 1) TileWgmmaKernel(Bf16MatMulArgs a) {
 #ifdef BATON_HAS_WGMMA
+  constexpr DType kDType{kFormat};
   using S = TileShape<kDType, kN>;
   using Stages = typename S::Stages;
   std::byte* const ring = DynamicShared<std::byte>();
@@ -231,7 +236,7 @@ __global__ void __launch_bounds__(kTileWarpgroups* kWarpgroup, 1) TileWgmmaKerne
   for (int i = 0; i < kN / 2; ++i) {
     const int64_t row = first_row + i / 4 * kOctet + i % 2, output = first_output + i / 2 % 2 * 8;
     if (row >= a.m || output >= a.weight.rows) continue;
-    a.y[row * a.y_stride + output] = a.bias != nullptr ? total[i] + a.bias[output] : total[i];
+    a.y[row * a.y_stride + output] = WithScaleAndBias<kDType>(a, output, total[i]);
   }
 #elif defined(__CUDA_ARCH__)
   __trap();
@@ -243,7 +248,7 @@ void LaunchFewRows(const Bf16MatMulArgs& a, Stream stream) {
   using S = FewShape<kDType, kN>;
   const unsigned pieces = CeilDiv(a.weight.cols, kBf16Piece);
   const unsigned warpgroups = pieces < S::kMostWarpgroups ? pieces : S::kMostWarpgroups;
-  Launch(FewRowsWgmmaKernel<kDType, kN>, dim3(CeilDiv(a.m, kN), CeilDiv(a.weight.rows, kMatrixLanes)),
+  Launch(FewRowsWgmmaKernel<FormatNumber(kDType), kN>, dim3(CeilDiv(a.m, kN), CeilDiv(a.weight.rows, kMatrixLanes)),
          dim3(warpgroups * kWarpgroup), warpgroups * S::kBytes, stream, a);
 }
 
@@ -251,7 +256,7 @@ template <DType kDType, int kN>
 void LaunchTile(const Bf16MatMulArgs& a, Stream stream) {
   // Blocks that share weights run at the same time.
   const dim3 grid(CeilDiv(a.m, kN), CeilDiv(a.weight.rows, kTileGroups * kMatrixLanes));
-  Launch(TileWgmmaKernel<kDType, kN>, grid, dim3(kTileWarpgroups * kWarpgroup), TileShape<kDType, kN>::kBytes, stream, a);
+  Launch(TileWgmmaKernel<FormatNumber(kDType), kN>, grid, dim3(kTileWarpgroups * kWarpgroup), TileShape<kDType, kN>::kBytes, stream, a);
 }
 
 template <DType kDType>
@@ -282,6 +287,7 @@ bool HasWgmma() {
 }
 
 void WgmmaMatMul(const Bf16MatMulArgs& args, Stream stream) {
+  if (args.weight.dtype == kE4m3) return WgmmaMatMulOf<kE4m3>(args, stream);
   switch (args.weight.dtype) {
     case DType::kF32:
       return WgmmaMatMulOf<DType::kF32>(args, stream);

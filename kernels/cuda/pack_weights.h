@@ -11,12 +11,20 @@
 namespace baton::kernels::cuda {
 
 struct PackedWeights {
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;  // or kE4m3
   std::vector<uint8_t> codes, scales;
 };
 
-// The same values: a format that the device does not have becomes F32.
-PackedWeights PackForDevice(const HostTensor& tensor);
+// kFp8: all but Q4_0, which is smaller, becomes kE4m3.
+enum class WeightStorage { kOwnBits, kFp8 };
+
+// The same values: a format that the device does not have becomes F32. In E4M3: each to the nearest (FloatToE4m3) multiple of
+// the row's scale, the least power of two, from 2^-126 on, with which the row's largest magnitude is at most 448; a row of
+// zeros has 1. A row with an infinity or NaN has the scale NaN, so that its outputs are.
+PackedWeights PackForDevice(const HostTensor& tensor, WeightStorage storage = WeightStorage::kOwnBits);
+
+// out[0, cols) = row `row` of weights in E4M3, as kernels take it: the scalar reference.
+void UnpackE4m3Row(const PackedWeights& packed, int64_t cols, int64_t row, float* out);
 
 }  // namespace baton::kernels::cuda
 

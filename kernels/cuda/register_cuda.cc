@@ -1,4 +1,4 @@
-// Makes `isa: cuda` available to the program that links this.
+// Makes `isa: cuda` available to the program that links this, also with weights in FP8 (`numerics: fp8`).
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/device_space.h"
@@ -6,14 +6,15 @@
 namespace baton::kernels::cuda {
 namespace {
 
+template <WeightStorage kStorage>
 absl::StatusOr<DeviceBackend> Create(NumericsClass numerics) {
-  if (numerics != NumericsClass::kF32 && numerics != NumericsClass::kBf16) {
+  if (numerics != NumericsClass::kBf16 && (numerics != NumericsClass::kF32 || kStorage == WeightStorage::kFp8)) {
     return absl::InvalidArgumentError(absl::StrCat("isa is cuda, whose kernels compute in f32 or bf16, and numerics is ",
-                                                   Name(numerics), "; set numerics to f32 or bf16"));
+                                                   Name(numerics), "; set numerics to f32, bf16 or fp8"));
   }
   absl::StatusOr<DeviceInfo> device = DescribeDevice();
   if (!device.ok()) return device.status();
-  auto backend = std::make_unique<CudaBackend>(numerics);
+  auto backend = std::make_unique<CudaBackend>(numerics, /*graphs=*/true, kStorage);
   DeviceSpace* const space = backend.get();
   DeviceBackend made = {std::move(backend), space, ""};
   if (numerics == NumericsClass::kF32) return made;
@@ -24,7 +25,8 @@ absl::StatusOr<DeviceBackend> Create(NumericsClass numerics) {
   return made;
 }
 
-[[maybe_unused]] const bool registered = RegisterDeviceBackend("cuda", &Create);
+[[maybe_unused]] const bool registered = RegisterDeviceBackend("cuda", &Create<WeightStorage::kOwnBits>);
+[[maybe_unused]] const bool registered_fp8 = RegisterDeviceBackend("cuda-fp8", &Create<WeightStorage::kFp8>);
 
 }  // namespace
 }  // namespace baton::kernels::cuda

@@ -20,6 +20,7 @@ struct WeightFormat {
       const uint32_t word = Word(bytes, k / 2);
       return __uint_as_float(k % 2 == 0 ? word << 16 : word & 0xffff0000);
     }
+    if constexpr (kDType == kE4m3) return scale * E4m3Value(Word(bytes, k / 4) >> (k % 4 * 8) & 0xff);
     if constexpr (kDType == DType::kQ8_0) {
       return scale * static_cast<float>(static_cast<int8_t>(Word(bytes, k / 4) >> (k % 4 * 8)));
     }
@@ -38,17 +39,19 @@ template <DType kDType>
 struct LaneWeights {
   using Format = WeightFormat<kDType>;
   const uint4* codes;
-  const uint16_t* scales;
+  const void* scales;
 
   __device__ __forceinline__ LaneWeights(const DeviceMatrix& w, int64_t group, int lane) {
     const int64_t steps = (w.cols + Format::kStep - 1) / Format::kStep;
     codes = static_cast<const uint4*>(w.codes) + group * steps * kMatrixLanes + lane;
-    scales = Format::kScaled ? static_cast<const uint16_t*>(w.scales) + group * (w.cols / 32) * kMatrixLanes + lane
-                             : nullptr;
+    scales = kDType == kE4m3    ? static_cast<const void*>(static_cast<const float*>(w.scales) + group * kMatrixLanes + lane)
+             : Format::kScaled ? static_cast<const uint16_t*>(w.scales) + group * (w.cols / 32) * kMatrixLanes + lane
+                               : nullptr;
   }
   __device__ __forceinline__ uint4 Codes(int64_t step) const { return codes[step * kMatrixLanes]; }
   __device__ __forceinline__ float Scale(int64_t step) const {
-    return Format::kScaled ? HalfValue(scales[step * Format::kStep / 32 * kMatrixLanes]) : 1.0f;
+    if constexpr (kDType == kE4m3) return *static_cast<const float*>(scales);
+    return Format::kScaled ? HalfValue(static_cast<const uint16_t*>(scales)[step * Format::kStep / 32 * kMatrixLanes]) : 1.0f;
   }
 };
 

@@ -78,6 +78,32 @@ TEST_F(GpuClusterTest, TokensFromTensorCoresAreThoseOfOneProcess) {
   EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-bf16-emulator");
 }
 
+// A setting that names other weights: a class of its own, on GPUs only.
+TEST_F(GpuClusterTest, Fp8WeightsServeAndPairWithTheirLike) {
+  OneProcess oracle(model_, {"--numerics=fp8", "--kv-dtype=f16", "--isa=cuda"});
+  auto cluster = Start({"--isa=cuda"}, {"--isa=cuda"}, "auto", "fp8");
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const v1::GenerateRequest request = RandomRequest(900, kShape);
+  const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
+  ASSERT_TRUE(got.status.ok()) << got.status.error_message();
+  auto want = oracle.Run(request);
+  ASSERT_TRUE(want.ok()) << want.status();
+  for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
+  auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-fp8-emulator");
+}
+
+TEST_F(GpuClusterTest, Fp8IsRefusedOnACpu) {
+  auto worker = Process::Start({"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--numerics=fp8",
+                                "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
+  ASSERT_TRUE(code.ok()) << code.status();
+  EXPECT_NE(*code, 0);
+  EXPECT_NE((*worker)->stderr_text().find("only GPUs have"), std::string::npos) << (*worker)->stderr_text();
+}
+
 TEST_F(GpuClusterTest, OtherNumericsAreRefusedBeforeAnythingIsLoaded) {
   auto worker = Process::Start({"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--isa=cuda",
                                 "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});

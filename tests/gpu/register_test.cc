@@ -19,6 +19,8 @@ TEST(RegisterCudaTest, TensorCoresOfOtherArchitecturesAreOtherKindsAndF32IsOne) 
     EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kF32).value().kind, "");
   }
   EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kInt).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CreateDeviceBackend("cuda-fp8", NumericsClass::kBf16).value().kind, "emulator");
+  EXPECT_EQ(CreateDeviceBackend("cuda-fp8", NumericsClass::kF32).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

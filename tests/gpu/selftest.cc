@@ -116,8 +116,9 @@ std::string CheckEmbed(DType dtype, int64_t cols, uint32_t seed) {
 
 struct DeviceWeight {
   DeviceMatrix matrix;
-  DeviceWeight(Device& device, const HostTensor& tensor) {
-    const PackedWeights packed = PackForDevice(tensor);
+  PackedWeights packed;
+  DeviceWeight(Device& device, const HostTensor& tensor, WeightStorage storage = WeightStorage::kOwnBits)
+      : packed(PackForDevice(tensor, storage)) {
     matrix = {packed.dtype, tensor.rows, tensor.cols, device.Put(packed.codes), device.Put(packed.scales)};
   }
 };
@@ -161,12 +162,12 @@ std::string CheckMatMul(DType dtype, int64_t rows, int64_t cols, int m, uint32_t
 
 // On tensor cores, whose smallest step has an order of its own: near the exact product of the rounded values, and the bits
 // of each row alone and of some rows from the middle (other kernels and tiles). out: the result.
-std::string CheckBf16MatMul(bool wgmma, DType dtype, int64_t rows, int64_t cols, int m, uint32_t seed,
+std::string CheckBf16MatMul(bool wgmma, DType dtype, WeightStorage storage, int64_t rows, int64_t cols, int m, uint32_t seed,
                             std::vector<float>* out) {
   Device device;
   const TestTensor tensor = RandomTensor(dtype, rows, cols, seed);
   const std::vector<float> x = RandomFloats(m * cols, seed + 1), bias = RandomFloats(rows, seed + 2);
-  const DeviceWeight weight(device, tensor.host());
+  const DeviceWeight weight(device, tensor.host(), storage);
   float* const y = device.New<float>(m * rows);
   const float* const x_on_device = device.Put(x);
   const float* const bias_on_device = device.Put(bias);
@@ -190,7 +191,8 @@ std::string CheckBf16MatMul(bool wgmma, DType dtype, int64_t rows, int64_t cols,
   *out = together;
   constexpr int64_t kOutputs = 40;  // from the end, where tiles are not whole
   for (int64_t o = std::max<int64_t>(rows - kOutputs, 0); o < rows; ++o) {
-    const std::vector<float> w = tensor.Row(o);
+    std::vector<float> w = tensor.Row(o);
+    if (storage == WeightStorage::kFp8) UnpackE4m3Row(weight.packed, cols, o, w.data());
     for (int r = 0; r < m; ++r) {
       double sum = bias[o], size = std::abs(sum);
       for (int64_t k = 0; k < cols; ++k) {
@@ -314,13 +316,13 @@ Timing TimeMatMul(Products products, DType dtype, int64_t rows, int64_t cols, in
   const bool tensor_cores = products != Products::kF32;
   constexpr const char* kNames[] = {"matmul ", "tensor cores ", "wgmma "};
   const int64_t code_bytes = rows * cols * 16 / MatrixStep(dtype);
-  const int64_t scale_bytes = BlockElements(dtype) > 1 ? rows * cols / 32 * 2 : 0;
+  const int64_t scale_bytes = dtype == kE4m3 ? rows * 4 : BlockElements(dtype) > 1 ? rows * cols / 32 * 2 : 0;
   const DeviceMatrix matrix = {dtype, rows, cols, device.New<uint8_t>(code_bytes), device.New<uint8_t>(scale_bytes)};
   const MatMulArgs args = {.x = device.New<float>(m * cols), .x_stride = cols, .m = m, .weight = matrix,
                            .y = device.New<float>(m * rows), .y_stride = rows};
   std::byte* const rounded = device.New<std::byte>(RoundedInputsBytes(m, cols));
-  Timing timing = {.name = absl::StrCat(kNames[static_cast<int>(products)], std::string(Name(dtype)), " ", rows,
-                                        " x ", cols, ", ", m, " rows"),
+  Timing timing = {.name = absl::StrCat(kNames[static_cast<int>(products)], dtype == kE4m3 ? "fp8" : std::string(Name(dtype)),
+                                        " ", rows, " x ", cols, ", ", m, " rows"),
                    .bytes = static_cast<double>(code_bytes + scale_bytes),
                    .flops = 2.0 * static_cast<double>(rows) * static_cast<double>(cols) * m,
                    .tensor_cores = tensor_cores};
@@ -380,6 +382,19 @@ std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
   add("rms_norm", CheckRmsNorm(3 * size, 521 * size, seed));
   add("gated silu", CheckActivation(Activation::kSilu, 2 * size, 300 * size, seed));
   add("gated gelu", CheckActivation(Activation::kGeluTanh, 2 * size, 300 * size, seed));
+  const auto check_tensor_cores = [&](const std::string& what, DType dtype, WeightStorage storage, int m) {
+    std::vector<float> by_warp, by_warpgroup;
+    add("tensor cores " + what, CheckBf16MatMul(false, dtype, storage, 37 * size, 1056 * size, m, seed, &by_warp));
+    if (!HasWgmma()) return;
+    std::string failure = CheckBf16MatMul(true, dtype, storage, 37 * size, 1056 * size, m, seed, &by_warpgroup);
+    // Both may be right: it is told, not judged.
+    const char* agreement = "";
+    if (by_warp.size() == by_warpgroup.size() && !by_warp.empty()) {
+      const bool same = std::memcmp(by_warp.data(), by_warpgroup.data(), by_warp.size() * sizeof(float)) == 0;
+      agreement = same ? ": mma's bits" : ": not mma's bits";
+    }
+    add(absl::StrCat("wgmma ", what, agreement), std::move(failure));
+  };
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0}) {
     const std::string name(Name(dtype));
     add("embed " + name, CheckEmbed(dtype, 320 * size, seed));
@@ -388,15 +403,8 @@ std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
       add(absl::StrCat("matmul ", name, ", ", m, " rows"), CheckMatMul(dtype, 39 * size, 1120 * size, m, seed));
     }
     for (const int m : {3, 19, 67 * size}) {
-      std::vector<float> by_warp, by_warpgroup;
-      add(absl::StrCat("tensor cores ", name, ", ", m, " rows"),
-          CheckBf16MatMul(false, dtype, 37 * size, 1056 * size, m, seed, &by_warp));
-      if (!HasWgmma()) continue;
-      std::string failure = CheckBf16MatMul(true, dtype, 37 * size, 1056 * size, m, seed, &by_warpgroup);
-      // Both may be right: it is told, not judged.
-      const bool same = std::memcmp(by_warp.data(), by_warpgroup.data(), by_warp.size() * sizeof(float)) == 0;
-      add(absl::StrCat("wgmma ", name, ", ", m, " rows", !failure.empty() ? "" : same ? ": mma's bits" : ": not mma's bits"),
-          std::move(failure));
+      check_tensor_cores(absl::StrCat(name, ", ", m, " rows"), dtype, WeightStorage::kOwnBits, m);
+      if (dtype == DType::kBF16) check_tensor_cores(absl::StrCat("fp8, ", m, " rows"), dtype, WeightStorage::kFp8, m);
     }
   }
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
@@ -421,9 +429,10 @@ std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
 absl::StatusOr<std::vector<Timing>> RunTimings() {
   std::vector<Timing> timings;
   absl::Status status;
-  for (const DType dtype : {DType::kBF16, DType::kQ8_0, DType::kQ4_0}) {
+  for (const DType dtype : {DType::kBF16, DType::kQ8_0, DType::kQ4_0, kE4m3}) {
     for (const auto& [rows, cols] : {std::pair{4096, 4096}, {28672, 4096}, {4096, 14336}}) {
       for (const int m : {1, 8, 512}) {
+        if (dtype == kE4m3) continue;  // on tensor cores only
         timings.push_back(TimeMatMul(Products::kF32, dtype, rows, cols, m, &status));
         if (!status.ok()) return status;
       }

@@ -10,6 +10,7 @@
 #include "kernels/cuda/emulator/streams.h"
 #include "kernels/cuda/emulator/tensor.h"
 #include "tests/fakes/tiny_gguf.h"
+#include "tests/gpu/fp8_reference.h"
 #include "tests/model/exactness.h"
 #include "tests/model/tiny_reference_models.h"
 
@@ -19,6 +20,7 @@ namespace {
 using fakes::TinyReferenceModel;
 using kernels::DType;
 using kernels::NumericsClass;
+using kernels::cuda::WeightStorage;
 
 // A pass takes ten times as long under a sanitizer. More than a block of 16 and than the 8 rows that stream weights.
 #ifdef BATON_SANITIZE
@@ -38,6 +40,18 @@ std::vector<TinyReferenceModel> Models() {
   return models;
 }
 
+// Of their lengths as vectors.
+double Difference(const Logits& want, const Logits& got) {
+  double difference = 0, size = 0;
+  for (size_t p = 0; p < want.size(); ++p) {
+    for (size_t i = 0; i < want[p].size(); ++i) {
+      difference += std::pow(double{want[p][i]} - got[p][i], 2);
+      size += std::pow(double{want[p][i]}, 2);
+    }
+  }
+  return std::sqrt(difference / size);
+}
+
 class CudaTransformerTest : public testing::TestWithParam<TinyReferenceModel> {
  protected:
   CudaTransformerTest()
@@ -45,8 +59,9 @@ class CudaTransformerTest : public testing::TestWithParam<TinyReferenceModel> {
     cuda_emulator::SetHaste(cuda_emulator::Haste::kLazy);
   }
 
-  std::unique_ptr<Transformer> OnEmulator(NumericsClass numerics = NumericsClass::kF32) {
-    backend_ = std::make_unique<kernels::cuda::CudaBackend>(numerics);
+  std::unique_ptr<Transformer> OnEmulator(NumericsClass numerics = NumericsClass::kF32,
+                                          WeightStorage storage = WeightStorage::kOwnBits) {
+    backend_ = std::make_unique<kernels::cuda::CudaBackend>(numerics, /*graphs=*/true, storage);
     return Transformer::Load(file_, backend_.get(), {.max_batch_rows = 66, .device = backend_.get()}).value();
   }
 
@@ -127,15 +142,21 @@ TEST_P(CudaTransformerTest, TensorCoresComputeWhatTheCpuDoes) {
   const std::vector<int32_t> ids = RandomIds(kPromptTokens, cpu.transformer->vocab_size(), 1);
   const Logits want = WholePrompt(cpu.transformer.get(), ids, DType::kBF16);
   const Logits got = WholePrompt(OnEmulator(NumericsClass::kBf16).get(), ids, DType::kBF16);
-  double difference = 0, size = 0;
-  for (size_t p = 0; p < want.size(); ++p) {
-    for (size_t i = 0; i < want[p].size(); ++i) {
-      difference += std::pow(double{want[p][i]} - got[p][i], 2);
-      size += std::pow(double{want[p][i]}, 2);
-    }
-  }
+  EXPECT_GT(Difference(want, got), 0);
+  EXPECT_LT(Difference(want, got), 0.05);
+}
+
+// Weights of 8 bits: as exact among themselves as any, and as near to the CPU with the same weights as bfloat16 has it.
+TEST_P(CudaTransformerTest, Fp8WeightsAreNearTheCpusAndBatchChunkAndPhaseDoNotMatter) {
+  kernels::cuda::Fp8Reference reference;
+  const std::unique_ptr<Transformer> cpu = Transformer::Load(file_, &reference, {.max_batch_rows = 66}).value();
+  const std::vector<int32_t> ids = RandomIds(kPromptTokens, cpu->vocab_size(), 1);
+  const Logits want = WholePrompt(cpu.get(), ids, DType::kBF16);
+  const std::unique_ptr<Transformer> model = OnEmulator(NumericsClass::kBf16, WeightStorage::kFp8);
+  const double difference = Difference(want, WholePrompt(model.get(), ids, DType::kBF16));
   EXPECT_GT(difference, 0);
-  EXPECT_LT(std::sqrt(difference / size), 0.05);
+  EXPECT_LT(difference, 0.05);
+  ExpectExact(model.get(), DType::kF16, kExactTokens, {kChunks.back()});
 }
 
 }  // namespace
