@@ -237,8 +237,8 @@ void LaunchReadRows(const DeviceMatrix& weight, const int32_t* rows, int64_t row
                     Stream stream) {
   WithFormat<true>(weight.dtype, [&]<DType kDType>() {
     const unsigned steps = CeilDiv(weight.cols, WeightFormat<kDType>::kStep);
-    Launch(ReadRowsKernel<FormatNumber(kDType)>, dim3(CeilDiv(steps, kMatrixLanes), m), dim3(kMatrixLanes), 0, stream, weight, rows, row,
-           scale, out);
+    Launch(ReadRowsKernel<FormatNumber(kDType)>, dim3(CeilDiv(steps, kMatrixLanes), m), dim3(kMatrixLanes), 0, stream, weight,
+           rows, row, scale, out);
   });
 }
 

@@ -206,8 +206,9 @@ template <DType kDType, int kOctets>
 void LaunchFewRows(const Bf16MatMulArgs& a, Stream stream) {
   const unsigned pieces = CeilDiv(a.weight.cols, kBf16Piece);
   const unsigned warps = pieces < kFewWarps ? pieces : kFewWarps;
-  Launch(FewRowsKernel<FormatNumber(kDType), kOctets>, dim3(CeilDiv(a.m, kOctets * kOctet), CeilDiv(a.weight.rows, kMatrixLanes)),
-         dim3(warps * 32), warps * FewShape<kDType, kOctets>::kWarpBytes, stream, a);
+  const dim3 grid(CeilDiv(a.m, kOctets * kOctet), CeilDiv(a.weight.rows, kMatrixLanes));
+  Launch(FewRowsKernel<FormatNumber(kDType), kOctets>, grid, dim3(warps * 32),
+         warps * FewShape<kDType, kOctets>::kWarpBytes, stream, a);
 }
 
 template <DType kDType>

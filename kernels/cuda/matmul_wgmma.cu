@@ -256,7 +256,8 @@ template <DType kDType, int kN>
 void LaunchTile(const Bf16MatMulArgs& a, Stream stream) {
   // Blocks that share weights run at the same time.
   const dim3 grid(CeilDiv(a.m, kN), CeilDiv(a.weight.rows, kTileGroups * kMatrixLanes));
-  Launch(TileWgmmaKernel<FormatNumber(kDType), kN>, grid, dim3(kTileWarpgroups * kWarpgroup), TileShape<kDType, kN>::kBytes, stream, a);
+  Launch(TileWgmmaKernel<FormatNumber(kDType), kN>, grid, dim3(kTileWarpgroups * kWarpgroup), TileShape<kDType, kN>::kBytes,
+         stream, a);
 }
 
 template <DType kDType>
