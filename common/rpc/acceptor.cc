@@ -23,6 +23,7 @@ namespace {
 
 constexpr rlim_t kReserved = 32;  // descriptors
 constexpr int kPauseMs = 10;      // before the next try to accept
+constexpr int kUnacknowledgedMs = 10'000;  // until a connection counts as broken; gRPC takes its keepalive timeout (server.cc)
 constexpr absl::Duration kTellEvery = absl::Minutes(1);
 
 int PortOf(int fd) {
@@ -45,7 +46,9 @@ int Bind(const addrinfo& a, bool both_families) {
   if (fd < 0) return -1;
   const int on = 1, only_v6 = both_families ? 0 : 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // accepted sockets inherit it
+  // As gRPC's listener does; accepted sockets inherit them.
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnacknowledgedMs, sizeof kUnacknowledgedMs);
   if (a.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only_v6, sizeof only_v6);
   if (bind(fd, a.ai_addr, a.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
   const int error = errno;
