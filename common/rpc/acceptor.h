@@ -1,5 +1,5 @@
 // Listens for the connections of a gRPC server and hands them to it. gRPC 1.51's own listener is gone for good once accept()
-// has failed, as it does for a moment when the process has no descriptors left; this one goes on. (Upstream retries since 1.58.)
+// has failed, as it does for a moment when the process has no descriptors left; this one goes on.
 #ifndef BATON_COMMON_RPC_ACCEPTOR_H_
 #define BATON_COMMON_RPC_ACCEPTOR_H_
 
