@@ -11,6 +11,12 @@
 #include "tests/kvtransfer/peer_process.h"
 #include "tests/kvtransfer/testing.h"
 
+// UCX 1.13.1 (uct/sm/mm/base/mm_ep.c, and still in 2025) forgets the table of segments, 100 bytes, of a peer whose memory is
+// gone before it is attached, as the two tests that kill peers while they connect make happen now and then. Debian's library
+// tells no function of its stacks, hence the whole of it, in this test alone; what ours ask of it lies in libucp.
+extern "C" const char* __lsan_default_suppressions();
+extern "C" const char* __lsan_default_suppressions() { return "leak:libuct.so"; }
+
 namespace baton::kvtransfer {
 namespace {
 
@@ -183,8 +189,6 @@ TEST(UcxServerTest, AReceiverThatDiesWithItsQueueFullHoldsNoTicket) {
   (*server)->Shutdown();
 }
 
-// A sender that is killed between taking a place in the receiver's queue and filling it leaves a hole, which UCX 1.13.1 waits
-// at for ever: nothing of any sender arrives any more. Writing 4 KiB blocks is most of what these do.
 // UCX 1.13.1 looked into lanes that were null when the peer's shared memory was gone before it was attached.
 // The moment is too rare to hit on purpose (some kills of a busy machine's hundreds), hence the first lines.
 TEST(UcxClientTest, APeerThatDiesWhileItConnectsDoesNotEndTheProcess) {
@@ -217,6 +221,8 @@ TEST(UcxClientTest, APeerThatDiesWhileItConnectsDoesNotEndTheProcess) {
   ExpectAllFree(*pool);
 }
 
+// A sender that is killed between taking a place in the receiver's queue and filling it leaves a hole, which UCX 1.13.1 waits
+// at for ever: nothing of any sender arrives any more. Writing 4 KiB blocks is most of what these do.
 TEST(UcxClientTest, ASenderKilledInTheMiddleOfAMessageDoesNotBlockTheOthers) {
   const std::string key(32, 'k');
   constexpr int kBlocks = 2000;
