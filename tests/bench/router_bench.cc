@@ -8,7 +8,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -40,17 +39,6 @@ void PinTo(int core) {
   CPU_ZERO(&set);
   CPU_SET(core, &set);
   if (sched_setaffinity(0, sizeof(set), &set) != 0) fprintf(stderr, "cannot pin to core %d\n", core);
-}
-
-// User and system time of a process.
-double CpuSeconds(pid_t pid) {
-  std::ifstream in(absl::StrCat("/proc/", pid, "/stat"));
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  const size_t end = text.rfind(')');
-  if (end == std::string::npos) return 0;
-  unsigned long user = 0, system = 0;
-  if (sscanf(text.c_str() + end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2) return 0;
-  return static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 double Quantile(std::vector<float>* values, double q) {
@@ -88,12 +76,12 @@ Latency Measure(const Run& run, const Options& options, pid_t router, IdleWorker
   readers->Start(run.tokens_per_message);
   absl::SleepFor(absl::Seconds(2));
   readers->Take();
-  const double cpu = CpuSeconds(router), own = CpuSeconds(getpid());
+  const double cpu = e2e::CpuSeconds(router), own = e2e::CpuSeconds(getpid());
   const absl::Time begin = absl::Now();
   absl::SleepFor(absl::Seconds(options.seconds));
   Seen seen = readers->Take();
   const double wall = absl::ToDoubleSeconds(absl::Now() - begin);
-  const double router_s = CpuSeconds(router) - cpu, own_s = CpuSeconds(getpid()) - own;
+  const double router_s = e2e::CpuSeconds(router) - cpu, own_s = e2e::CpuSeconds(getpid()) - own;
   readers->Stop();
   const double tokens = static_cast<double>(std::max<uint64_t>(seen.tokens, 1));
   printf("%-22s %8.0f tokens/s, %4.1f tokens a message; router: %5.2f us a token = %7.0f tokens/s of one core (%.0f %% busy, "

@@ -2,7 +2,10 @@
 // answer, the undisturbed one, or a refusal that says when to come back; nothing is lost or left behind. Goodput beside its
 // peak, how fast refusals come, and how soon all is as before are printed, and pass or fail nothing.
 // BATON_OVERLOAD_SECONDS: of each load (default 2; figures worth quoting need 20 and a quiet machine).
+// BATON_OVERLOAD_LAYERS: of the model (default 24). All share two cores here, so what it takes to ask and to refuse is taken from
+// answers; the deeper the model, the fewer requests are ten times too many, and the less that is.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -37,6 +40,7 @@ v1::GenerateRequest Request(int i) {
 
 struct Window {
   double seconds = 0;
+  double workers_cpu = 0, router_cpu = 0, own_cpu = 0;  // seconds of a core; own: this process's, which asks
   int offered = 0, answered = 0, in_time = 0;
   std::vector<absl::Duration> refused;  // how long each took
   double goodput() const { return in_time / seconds; }
@@ -46,7 +50,7 @@ class OverloadTest : public testing::Test {
  protected:
   void SetUp() override {
     const std::string model = absl::StrCat(getenv("TEST_TMPDIR") != nullptr ? getenv("TEST_TMPDIR") : "/tmp", "/deep.gguf");
-    ASSERT_TRUE(fakes::WriteTinyGguf({.num_layers = 24}, model).ok());
+    ASSERT_TRUE(fakes::WriteTinyGguf({.num_layers = FromEnvironment("BATON_OVERLOAD_LAYERS", 24)}, model).ok());
     auto cluster = Cluster::Start({.model = model,
                                    .prefill = 1,
                                    .decode = 1,
@@ -62,18 +66,28 @@ class OverloadTest : public testing::Test {
     }
   }
 
-  // One request, judged.
-  void Ask(int number, Window* window) {
-    const size_t i = static_cast<size_t>(number % kRequests);
-    v1::GenerateRequest request = load_.requests[i];
+  struct Asked {
+    size_t index = 0;  // in the workload
+    absl::Time start;
+    absl::Time first = absl::InfiniteFuture();  // token
+  };
+
+  v1::GenerateRequest Next(int number, Asked* asked) {
+    asked->index = static_cast<size_t>(number % kRequests);
+    asked->start = absl::Now();
+    v1::GenerateRequest request = load_.requests[asked->index];
     request.set_request_id(absl::StrCat("load-", ++next_id_));
-    const absl::Time start = absl::Now();
-    absl::Time first = absl::InfiniteFuture();
-    const Generation got = cluster_->Generate(request, absl::Seconds(60),
-                                              [&](grpc::ClientContext*, const v1::GenerateResponse& event) {
-                                                if (event.has_token()) first = std::min(first, absl::Now());
-                                              });
-    const absl::Duration took = absl::Now() - start;
+    return request;
+  }
+
+  static Cluster::OnEvent Watch(Asked* asked) {
+    return [asked](grpc::ClientContext*, const v1::GenerateResponse& event) {
+      if (event.has_token()) asked->first = std::min(asked->first, absl::Now());
+    };
+  }
+
+  void Judge(const Generation& got, const Asked& asked, Window* window) {
+    const absl::Duration took = absl::Now() - asked.start;
     MutexLock lock(&mu_);
     ++window->offered;
     if (got.status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) {
@@ -82,9 +96,9 @@ class OverloadTest : public testing::Test {
       window->refused.push_back(took);
       return;
     }
-    EXPECT_EQ(Difference(got, load_.want[i]), "") << request.request_id();
+    EXPECT_EQ(Difference(got, load_.want[asked.index]), "");
     ++window->answered;
-    window->in_time += first - start <= kPromise;
+    window->in_time += asked.first - asked.start <= kPromise;
   }
 
   // As many as the cluster takes from `clients` at a time: what it can do.
@@ -94,7 +108,11 @@ class OverloadTest : public testing::Test {
     std::vector<std::thread> threads;
     for (int c = 0; c < clients; ++c) {
       threads.emplace_back([&, c] {
-        for (int i = c; absl::Now() < begin + length; ++i) Ask(i, &window);
+        for (int i = c; absl::Now() < begin + length; ++i) {
+          Asked asked;
+          const v1::GenerateRequest request = Next(i, &asked);
+          Judge(cluster_->Generate(request, absl::Seconds(60), Watch(&asked)), asked, &window);
+        }
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -102,27 +120,57 @@ class OverloadTest : public testing::Test {
     return window;
   }
 
-  // `rate` a second, whatever becomes of them.
+  double WorkersCpu() {
+    double seconds = 0;
+    for (const auto& worker : cluster_->workers()) seconds += CpuSeconds(worker->process->pid());
+    return seconds;
+  }
+
+  // `rate` a second, whatever becomes of them. No thread waits for any of them: the cores are the cluster's.
   Window Open(double rate, absl::Duration length) {
     Window window;
+    int left = 0;
+    Mutex mu;
+    CondVar none_left;
     const absl::Time begin = absl::Now();
-    std::vector<std::thread> threads;
+    const double workers_cpu = WorkersCpu(), router_cpu = CpuSeconds(cluster_->router().pid()), own_cpu = CpuSeconds(getpid());
     for (int i = 0; absl::Seconds(i / rate) < length; ++i) {
       const absl::Time due = begin + absl::Seconds(i / rate);
       if (due > absl::Now()) absl::SleepFor(due - absl::Now());
-      threads.emplace_back([this, i, &window] { Ask(i, &window); });
+      {
+        MutexLock lock(&mu);
+        ++left;
+      }
+      auto* const asked = new Asked();
+      const v1::GenerateRequest request = Next(i, asked);
+      const auto done = [this, asked, &window, &left, &mu, &none_left](const Generation& got) {
+        Judge(got, *asked, &window);
+        delete asked;
+        MutexLock lock(&mu);
+        if (--left == 0) none_left.Signal();
+      };
+      cluster_->StartGenerate(request, absl::Seconds(60), Watch(asked), done);
     }
     window.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
-    for (std::thread& thread : threads) thread.join();
+    MutexLock lock(&mu);
+    while (left > 0) none_left.Wait(&mu);
+    window.workers_cpu = WorkersCpu() - workers_cpu;
+    window.router_cpu = CpuSeconds(cluster_->router().pid()) - router_cpu;
+    window.own_cpu = CpuSeconds(getpid()) - own_cpu;
     return window;
   }
 
   static void Print(const std::string& what, const Window& w, double peak) {
     const auto slow = std::count_if(w.refused.begin(), w.refused.end(),
                                     [](absl::Duration took) { return took > absl::Milliseconds(50); });
-    printf("%s: %d offered, %d answered, goodput %.1f/s (%.0f %% of its peak), refusals: %s, %d later than 50 ms\n",
+    printf("%s: %d offered, %d answered, goodput %.1f/s (%.0f %% of its peak), refusals: %s, %d later than 50 ms",
            what.c_str(), w.offered, w.answered, w.goodput(), 100 * w.goodput() / peak, Percentiles(w.refused).c_str(),
            static_cast<int>(slow));
+    if (w.own_cpu > 0) {
+      printf("; of a core: workers %.0f %%, router %.0f %%, clients %.0f %%", 100 * w.workers_cpu / w.seconds,
+             100 * w.router_cpu / w.seconds, 100 * w.own_cpu / w.seconds);
+    }
+    printf("\n");
   }
 
   std::unique_ptr<Cluster> cluster_;

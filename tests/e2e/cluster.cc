@@ -222,55 +222,114 @@ double Cluster::Metric(const std::string& http, const std::string& name) {
   return sum;
 }
 
-Generation Cluster::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
-                             const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event,
+namespace {
+
+// Puts a call's events together.
+class GenerationReader {
+ public:
+  explicit GenerationReader(const v1::GenerateRequest& request) {
+    const int n = request.sampling().has_n() ? request.sampling().n() : 1;
+    result_.choices.resize(n > 0 && n <= 1024 ? n : 1);
+    finished_.resize(result_.choices.size());
+  }
+
+  void Take(const v1::GenerateResponse& event) {
+    if (event.has_started()) result_.started = event.started();
+    if (event.has_token()) TakeToken(event.token());
+    if (event.has_finished()) {
+      const v1::ChoiceFinished& done = event.finished();
+      if (done.choice_index() >= result_.choices.size() || finished_[done.choice_index()]) {
+        result_.violation = absl::StrCat("choice ", done.choice_index(), " finished twice or is unknown");
+        return;
+      }
+      finished_[done.choice_index()] = true;
+      result_.choices[done.choice_index()].finished = done;
+      result_.choices[done.choice_index()].text += done.text();
+    }
+    if (event.has_summary()) result_.summary = event.summary();
+  }
+
+  Generation End(grpc::Status status) {
+    result_.status = std::move(status);
+    if (result_.status.ok() && result_.violation.empty()) {
+      for (size_t i = 0; i < finished_.size(); ++i) {
+        if (!finished_[i]) result_.violation = absl::StrCat("choice ", i, " never finished");
+      }
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void TakeToken(const v1::TokenEvent& token) {
+    if (token.choice_index() >= result_.choices.size()) {
+      result_.violation = absl::StrCat("choice index ", token.choice_index());
+      return;
+    }
+    Generation::Choice& choice = result_.choices[token.choice_index()];
+    if (token.token_index() != choice.token_ids.size() || finished_[token.choice_index()]) {
+      result_.violation = absl::StrCat("choice ", token.choice_index(), ": token index ", token.token_index(), " after ",
+                                       choice.token_ids.size(), " tokens");
+    }
+    choice.token_ids.push_back(token.token_id());
+    choice.logprobs.push_back(token.logprob());
+    choice.text += token.text();
+  }
+
+  Generation result_;
+  std::vector<bool> finished_;
+};
+
+class AsyncGenerate final : public grpc::ClientReadReactor<v1::GenerateResponse> {
+ public:
+  AsyncGenerate(v1::Inference::Stub* stub, const v1::GenerateRequest& request, absl::Duration timeout,
+                Cluster::OnEvent on_event, Cluster::OnDone done)
+      : request_(request), reader_(request), on_event_(std::move(on_event)), done_(std::move(done)) {
+    context_.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    stub->async()->Generate(&context_, &request_, this);
+    StartRead(&event_);
+    StartCall();
+  }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    if (on_event_) on_event_(&context_, event_);
+    reader_.Take(event_);
+    StartRead(&event_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    done_(reader_.End(status));
+    delete this;
+  }
+
+  const v1::GenerateRequest request_;
+  grpc::ClientContext context_;
+  v1::GenerateResponse event_;
+  GenerationReader reader_;
+  const Cluster::OnEvent on_event_;
+  const Cluster::OnDone done_;
+};
+
+}  // namespace
+
+Generation Cluster::Generate(const v1::GenerateRequest& request, absl::Duration timeout, const OnEvent& on_event,
                              const std::function<void()>& at_end) {
-  Generation result;
-  const int n = request.sampling().has_n() ? request.sampling().n() : 1;
-  result.choices.resize(n > 0 && n <= 1024 ? n : 1);
-  std::vector<bool> finished(result.choices.size());
+  GenerationReader reader(request);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   auto stream = inference_->Generate(&context, request);
   v1::GenerateResponse event;
   while (stream->Read(&event)) {
     if (on_event) on_event(&context, event);
-    if (event.has_started()) result.started = event.started();
-    if (event.has_token()) {
-      const v1::TokenEvent& token = event.token();
-      if (token.choice_index() >= result.choices.size()) {
-        result.violation = absl::StrCat("choice index ", token.choice_index());
-        continue;
-      }
-      Generation::Choice& choice = result.choices[token.choice_index()];
-      if (token.token_index() != choice.token_ids.size() || finished[token.choice_index()]) {
-        result.violation = absl::StrCat("choice ", token.choice_index(), ": token index ", token.token_index(),
-                                        " after ", choice.token_ids.size(), " tokens");
-      }
-      choice.token_ids.push_back(token.token_id());
-      choice.logprobs.push_back(token.logprob());
-      choice.text += token.text();
-    }
-    if (event.has_finished()) {
-      const v1::ChoiceFinished& done = event.finished();
-      if (done.choice_index() >= result.choices.size() || finished[done.choice_index()]) {
-        result.violation = absl::StrCat("choice ", done.choice_index(), " finished twice or is unknown");
-        continue;
-      }
-      finished[done.choice_index()] = true;
-      result.choices[done.choice_index()].finished = done;
-      result.choices[done.choice_index()].text += done.text();
-    }
-    if (event.has_summary()) result.summary = event.summary();
+    reader.Take(event);
   }
-  result.status = stream->Finish();
+  grpc::Status status = stream->Finish();
   if (at_end) at_end();
-  if (result.status.ok() && result.violation.empty()) {
-    for (size_t i = 0; i < finished.size(); ++i) {
-      if (!finished[i]) result.violation = absl::StrCat("choice ", i, " never finished");
-    }
-  }
-  return result;
+  return reader.End(std::move(status));
+}
+
+void Cluster::StartGenerate(const v1::GenerateRequest& request, absl::Duration timeout, OnEvent on_event, OnDone done) {
+  new AsyncGenerate(inference_.get(), request, timeout, std::move(on_event), std::move(done));  // deletes itself
 }
 
 absl::StatusOr<v1::ClusterStatus> Cluster::Status() {

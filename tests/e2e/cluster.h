@@ -88,10 +88,13 @@ class Cluster {
   // The sum over all labels of a metric at an HTTP address; 0 when there is none.
   double Metric(const std::string& http, const std::string& name);
 
+  using OnEvent = std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>;
+  using OnDone = std::function<void(Generation)>;
   // `on_event` may cancel the context, which lives until `at_end` has returned.
   Generation Generate(const v1::GenerateRequest& request, absl::Duration timeout = absl::Seconds(60),
-                      const std::function<void(grpc::ClientContext*, const v1::GenerateResponse&)>& on_event = {},
-                      const std::function<void()>& at_end = {});
+                      const OnEvent& on_event = {}, const std::function<void()>& at_end = {});
+  // The same without a thread that waits: `on_event` and then `done`, once, run on gRPC's threads.
+  void StartGenerate(const v1::GenerateRequest& request, absl::Duration timeout, OnEvent on_event, OnDone done);
 
   absl::StatusOr<v1::ClusterStatus> Status();
   absl::StatusOr<v1::WorkerStatus> WorkerStatusOf(WorkerProcess& worker);

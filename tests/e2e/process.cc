@@ -8,12 +8,25 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 namespace baton::e2e {
+
+double CpuSeconds(pid_t pid) {
+  std::ifstream in(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t end = text.rfind(')');
+  if (end == std::string::npos) return 0;
+  unsigned long user = 0, system = 0;
+  if (sscanf(text.c_str() + end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2) return 0;
+  return static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
 
 absl::StatusOr<std::unique_ptr<Process>> Process::Start(std::vector<std::string> argv, int netns) {
   int out[2], err[2];

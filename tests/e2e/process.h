@@ -17,6 +17,9 @@
 
 namespace baton::e2e {
 
+// User and system time of a process so far; 0 when there is none.
+double CpuSeconds(pid_t pid);
+
 // Thread-safe. Destruction kills the process if it still runs, and collects it.
 class Process {
  public:
