@@ -102,7 +102,7 @@ kernels::KvLayout LayoutOf(const model::ModelConfig& config, kernels::DType dtyp
   return layout;
 }
 
-// Before anything is read: what the file's tensors will roughly take. Packing keeps sizes within a few percent; the
+// Before anything is read: what the file's tensors will roughly take on the CPU. Packing keeps sizes within a few percent; the
 // prefill layout holds 4-bit codes in 8 bits.
 int64_t EstimateWeightBytes(const model::GgufFile& file, kernels::WeightLayout layout) {
   uint64_t bytes = 0;
@@ -261,6 +261,19 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   return plan;
 }
 
+// Weights are in the device's memory, KV blocks there and on the host.
+absl::Status CheckDeviceMemory(const model::GgufFile& file, const Plan& plan, const kernels::DeviceSpace& device) {
+  const model::Transformer::DeviceDemand demand =
+      model::Transformer::DemandOf(file, plan.model_config, plan.max_context, device);
+  const MemoryDemand host{static_cast<int64_t>(demand.host_bytes + demand.loading_bytes), plan.kv_bytes, 0};
+  if (absl::Status s = CheckMemory(host, ReadAvailableMemory()); !s.ok()) return s;
+  absl::StatusOr<uint64_t> free = device.FreeBytes();
+  if (!free.ok()) return free.status();
+  const size_t scratch = model::Scratch::BytesFor(plan.model_config, plan.engine.max_batch_tokens);
+  return CheckMemory({static_cast<int64_t>(demand.device_bytes), plan.kv_bytes, static_cast<int64_t>(scratch)},
+                     {static_cast<int64_t>(*free), "the device's memory"});
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config& config, const Options& options) {
@@ -275,7 +288,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   if (!file.ok()) return file.status();
   absl::StatusOr<Plan> plan = MakePlan(config, *file);
   if (!plan.ok()) return plan.status();
-  const MemoryDemand before{EstimateWeightBytes(*file, plan->backend.weight_layout), plan->kv_bytes, 0};
+  const int64_t weights = OnGpu(config) ? 0 : EstimateWeightBytes(*file, plan->backend.weight_layout);
+  const MemoryDemand before{weights, plan->kv_bytes, 0};
   if (absl::Status s = CheckMemory(before, ReadAvailableMemory()); !s.ok()) return s;
 
   std::unique_ptr<LoadedModel> loaded(new LoadedModel());
@@ -289,6 +303,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
     device_kind = device->kind;
     const kernels::KvLayout layout = LayoutOf(plan->model_config, plan->engine.kv_dtype, plan->engine.block_size);
     if (absl::Status s = loaded->device_->CheckLayout(layout); !s.ok()) return s;
+    if (absl::Status s = CheckDeviceMemory(*file, *plan, *loaded->device_); !s.ok()) return s;
   } else {
     absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::Backend::CreateCpu(plan->backend);
     if (!backend.ok()) return backend.status();

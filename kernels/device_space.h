@@ -40,6 +40,16 @@ class DeviceSpace {
   // Waits for all calls so far.
   virtual void Finish() = 0;
 
+  // Bytes of it that are not allocated. UNAVAILABLE, INTERNAL.
+  virtual absl::StatusOr<uint64_t> FreeBytes() const = 0;
+
+  // As PackWeights, for ReadRows alone: in the tensor's own bits, whatever weights for products become. Null for a format
+  // whose bits the kernels do not read.
+  virtual absl::StatusOr<std::unique_ptr<WeightMatrix>> PackRows(const HostTensor& tensor) = 0;
+  // What PackWeights (PackRows) takes of the device's memory for a tensor of this format and shape, by its memory_bytes().
+  // The data is not looked at. PackedRowsBytes: 0 where PackRows gives null.
+  virtual uint64_t PackedBytes(const HostTensor& tensor) const = 0;
+  virtual uint64_t PackedRowsBytes(const HostTensor& tensor) const = 0;
   // out[r, weight.cols()] = scale * row rows[r] of the weight: Backend::ReadRow of many.
   virtual void ReadRows(const WeightMatrix& weight, std::span<const int32_t> rows, float scale, float* out) = 0;
 
@@ -56,8 +66,8 @@ class DeviceSpace {
   // How many rows the calls of this pass are made for: those of the chunks, or more, up to `room`. Of rows behind the chunks'
   // any values go in, none come out and nothing is written to blocks.
   virtual int PassRows(const Pass& pass) const { return RowsOf(pass.chunks); }
-  // Makes the pass's calls: by `calls`, or without it as they were made in an earlier pass. `calls` gives Rope the positions
-  // 0, 1, 2, ... and does nothing here but CopyWithin and Clear.
+  // Makes the pass's calls: by `calls`, or without it as they were made in an earlier pass. `calls` gives Rope the
+  // positions of the chunks' rows (of rows behind those, none), and does nothing here but CopyWithin and Clear.
   virtual void RunPass(const Pass& pass, absl::FunctionRef<void()> calls) {
     static_cast<void>(pass);
     calls();

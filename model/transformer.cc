@@ -1,5 +1,6 @@
 #include "model/transformer.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -67,9 +68,10 @@ kernels::KvLayout Transformer::KvLayoutFor(kernels::DType dtype, int block_size)
 
 MemoryLedger Transformer::memory() const {
   MemoryLedger ledger;
-  ledger.embedding_bytes = embedding_.size();
+  ledger.embedding_bytes = embedding_.size() + (embedding_rows_ != nullptr ? embedding_rows_->memory_bytes() : 0);
   ledger.scratch_bytes = scratch_.size_bytes();
-  ledger.vector_bytes = Bytes(output_norm_) + rope_.memory_bytes() + local_rope_.memory_bytes();
+  ledger.vector_bytes = Bytes(output_norm_) + rope_.memory_bytes() + local_rope_.memory_bytes() +
+                        device_angles_.memory_bytes() + device_local_angles_.memory_bytes();
   ledger.weight_bytes = head_->memory_bytes();
   for (const Layer& layer : layers_) {
     for (const auto* v : {&layer.attn_norm, &layer.ffn_norm, &layer.q_norm, &layer.k_norm, &layer.post_attention_norm,
@@ -95,7 +97,7 @@ void Transformer::Forward(const ForwardBatch& batch, const kernels::KvView& kv, 
   const int head_rows = all_logits ? pass_rows : static_cast<int>(batch.logit_rows.size());
   float* const computed = ReserveLogits(head_rows, logits);
   Embed(batch.token_ids);
-  FillRopeTables(batch.positions);
+  FillRopeTables(batch);
   const auto calls = [&] {
     for (int i = 0; i < config_.num_layers; ++i) {
       AttentionBlock(i, pass_rows, batch, kv);
@@ -124,7 +126,8 @@ void Transformer::Embed(std::span<const int32_t> token_ids) {
   const size_t row_bytes = embedding_.size() / static_cast<size_t>(config_.vocab_size);
   const int rows = static_cast<int>(token_ids.size());
   if (embedding_.empty() && device_ != nullptr) {
-    return device_->ReadRows(*head_, token_ids, config_.embedding_scale, scratch_.x);
+    const kernels::WeightMatrix& table = embedding_rows_ != nullptr ? *embedding_rows_ : *head_;
+    return device_->ReadRows(table, token_ids, config_.embedding_scale, scratch_.x);
   }
   float* x = scratch_.host.x;
   for (int32_t id : token_ids) {
@@ -141,16 +144,15 @@ void Transformer::Embed(std::span<const int32_t> token_ids) {
   ToDevice(scratch_.x, scratch_.host.x, rows, config_.dim);
 }
 
-void Transformer::FillRopeTables(std::span<const int32_t> positions) {
-  const int rows = static_cast<int>(positions.size()), width = config_.rope_dim / 2;
-  const Scratch& s = scratch_;
-  rope_.Fill(positions, s.host.rope_cos, s.host.rope_sin);
-  ToDevice(s.rope_cos, s.host.rope_cos, rows, width);
-  ToDevice(s.rope_sin, s.host.rope_sin, rows, width);
-  if (config_.sliding_window <= 0) return;
-  local_rope_.Fill(positions, s.host.local_rope_cos, s.host.local_rope_sin);
-  ToDevice(s.local_rope_cos, s.host.local_rope_cos, rows, width);
-  ToDevice(s.local_rope_sin, s.host.local_rope_sin, rows, width);
+void Transformer::FillRopeTables(const ForwardBatch& batch) {
+  if (device_ != nullptr) {
+    int end = 0;
+    for (const kernels::SequenceChunk& chunk : batch.chunks) end = std::max(end, chunk.context_len + chunk.num_rows);
+    device_angles_.Extend(end);
+    return device_local_angles_.Extend(end);
+  }
+  rope_.Fill(batch.positions, scratch_.rope_cos, scratch_.rope_sin);
+  if (config_.sliding_window > 0) local_rope_.Fill(batch.positions, scratch_.local_rope_cos, scratch_.local_rope_sin);
 }
 
 void Transformer::AttentionBlock(int layer_idx, int rows, const ForwardBatch& batch, const kernels::KvView& kv) {
@@ -171,14 +173,17 @@ void Transformer::AttentionBlock(int layer_idx, int rows, const ForwardBatch& ba
     backend_->RmsNorm(s.q, head_dim, rows * heads, head_dim, layer.q_norm.data(), epsilon, s.q, head_dim);
     backend_->RmsNorm(s.k, head_dim, rows * kv_heads, head_dim, layer.k_norm.data(), epsilon, s.k, head_dim);
   }
-  // The tables hold this batch's rows, so a row's "position" in them is its index.
-  const kernels::RopeTable table = {.cos = slides ? s.local_rope_cos : s.rope_cos,
-                                    .sin = slides ? s.local_rope_sin : s.rope_sin,
+  // On the host the tables hold this batch's rows, so a row's "position" in them is its index.
+  const bool on_device = device_ != nullptr;
+  const DeviceAngles& angles = slides ? device_local_angles_ : device_angles_;
+  const kernels::RopeTable table = {.cos = on_device ? angles.cos() : slides ? s.local_rope_cos : s.rope_cos,
+                                    .sin = on_device ? angles.sin() : slides ? s.local_rope_sin : s.rope_sin,
                                     .rope_dim = config_.rope_dim,
                                     .style = config_.rope_style};
-  const std::span<const int32_t> row_idx(s.row_idx, static_cast<size_t>(rows));
-  backend_->Rope(s.q, q_dim, rows, heads, head_dim, row_idx, table);
-  backend_->Rope(s.k, kv_dim, rows, kv_heads, head_dim, row_idx, table);
+  const std::span<const int32_t> at =
+      on_device ? batch.positions : std::span<const int32_t>(s.row_idx, static_cast<size_t>(rows));
+  backend_->Rope(s.q, q_dim, rows, heads, head_dim, at, table);
+  backend_->Rope(s.k, kv_dim, rows, kv_heads, head_dim, at, table);
   backend_->WriteKv(layer_idx, s.k, kv_dim, s.v, kv_dim, batch.chunks, kv);
   const kernels::AttentionParams params = {.num_heads = heads,
                                            .scale = config_.attention_scale,

@@ -20,6 +20,7 @@
 #include "kernels/backend.h"
 #include "kernels/device_space.h"
 #include "model/config.h"
+#include "model/device_angles.h"
 #include "model/gguf.h"
 #include "model/model_runner.h"
 #include "model/rope.h"
@@ -31,7 +32,7 @@ namespace baton::model {
 struct MemoryLedger {
   uint64_t weight_bytes = 0;     // matrices in the backend's layout, the head among them
   uint64_t embedding_bytes = 0;  // rows looked up per token, in the file's format; 0 if tied: the head's
-  uint64_t vector_bytes = 0;     // norms, biases and rotary frequencies
+  uint64_t vector_bytes = 0;     // norms, biases, rotary frequencies and, on a device, angles
   uint64_t scratch_bytes = 0;    // activations of max_batch_rows rows
   uint64_t total() const { return weight_bytes + embedding_bytes + vector_bytes + scratch_bytes; }
 };
@@ -42,7 +43,8 @@ class Transformer : public ModelRunner {
     int max_batch_rows = 512;  // rows that scratch is allocated for at Load; a larger batch makes it grow
     int max_context = 0;       // positions of one sequence; 0: the model's. More than the model's is refused.
     // Of a backend whose kernels cannot read the host's memory; null: they can. Activations, norms, biases and KV lie
-    // there; the host sees embeddings and rotary tables going in and logits coming out.
+    // there; the host sees token ids going in and logits coming out (and, of a format that the kernels do not read,
+    // embeddings that are not the head's going in).
     kernels::DeviceSpace* device = nullptr;
     // Called during Load with bytes of tensors read so far and in all; may be empty.
     std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
@@ -53,6 +55,15 @@ class Transformer : public ModelRunner {
   // scratch.
   static absl::StatusOr<std::unique_ptr<Transformer>> Load(const GgufFile& file, kernels::Backend* backend,
                                                            const Options& options);
+
+  // What Load will take, from the file's header. With the activations (Scratch::BytesFor) and logits, all of a model.
+  struct DeviceDemand {
+    uint64_t device_bytes = 0;   // weights, embeddings, norms, biases, angles: to the byte, but for gaps between allocations
+    uint64_t host_bytes = 0;     // kept on the host: embeddings of a format that the kernels do not read
+    uint64_t loading_bytes = 0;  // of the host while it loads: a tensor and what it becomes
+  };
+  static DeviceDemand DemandOf(const GgufFile& file, const ModelConfig& config, int max_context,
+                               const kernels::DeviceSpace& device);
 
   int vocab_size() const override { return config_.vocab_size; }
   int max_context() const override { return max_context_; }
@@ -94,7 +105,7 @@ class Transformer : public ModelRunner {
   // What the host wrote goes to the device, if there is one.
   void ToDevice(float* to, const float* from, int rows, int width) const;
   void Embed(std::span<const int32_t> token_ids);
-  void FillRopeTables(std::span<const int32_t> positions);
+  void FillRopeTables(const ForwardBatch& batch);
   // rows: of the pass, perhaps more than the batch's.
   void AttentionBlock(int layer_idx, int rows, const ForwardBatch& batch, const kernels::KvView& kv);
   void FeedForwardBlock(const Layer& layer, int rows);
@@ -111,7 +122,9 @@ class Transformer : public ModelRunner {
   const RopeAngles local_rope_;
 
   kernels::DType embedding_dtype_ = kernels::DType::kF32;
-  std::vector<std::byte> embedding_;  // [vocab_size] rows in embedding_dtype_; empty if the head is tied
+  std::vector<std::byte> embedding_;  // [vocab_size] rows in embedding_dtype_; empty if the head is tied, or it is the next
+  std::unique_ptr<kernels::WeightMatrix> embedding_rows_;  // on the device; null: not there
+  DeviceAngles device_angles_, device_local_angles_;       // empty without a device, or without layers that slide
   std::vector<Layer> layers_;
   Vector output_norm_;
   std::unique_ptr<kernels::WeightMatrix> head_;

@@ -1,5 +1,7 @@
 // Transformer::Load: from the file's tensors to the backend's weights.
+#include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -56,8 +58,13 @@ class Transformer::Loader {
     model->embedding_dtype_ = tensor->dtype;
     if (model->config_.tied_head) {  // rows are then read from the head
       model->head_ = Pack(*tensor, buffer_);
-    } else {
+    } else if (options_.device == nullptr) {
       model->embedding_ = std::move(buffer_);
+    } else {
+      model->embedding_rows_ =
+          Checked(*tensor, options_.device->PackRows(
+                               {.dtype = tensor->dtype, .rows = tensor->dims[1], .cols = tensor->dims[0], .data = buffer_.data()}));
+      if (model->embedding_rows_ == nullptr) model->embedding_ = std::move(buffer_);
     }
     buffer_ = {};
   }
@@ -108,8 +115,14 @@ class Transformer::Loader {
   }
 
   std::unique_ptr<kernels::WeightMatrix> Pack(const GgufTensor& tensor, const std::vector<std::byte>& bytes) {
-    auto packed = backend_->PackWeights(
-        {.dtype = tensor.dtype, .rows = tensor.dims[1], .cols = tensor.dims[0], .data = bytes.data()});
+    return Checked(tensor, backend_->PackWeights({.dtype = tensor.dtype,
+                                                  .rows = tensor.dims[1],
+                                                  .cols = tensor.dims[0],
+                                                  .data = bytes.data()}));
+  }
+
+  std::unique_ptr<kernels::WeightMatrix> Checked(const GgufTensor& tensor,
+                                                 absl::StatusOr<std::unique_ptr<kernels::WeightMatrix>> packed) {
     if (!packed.ok()) {
       Fail(absl::Status(packed.status().code(),
                         absl::StrCat(file_.name(), ": tensor ", tensor.name, ": ", packed.status().message())));
@@ -130,6 +143,27 @@ class Transformer::Loader {
   std::vector<std::byte> buffer_;
   absl::Status status_;
 };
+
+Transformer::DeviceDemand Transformer::DemandOf(const GgufFile& file, const ModelConfig& config, int max_context,
+                                                const kernels::DeviceSpace& device) {
+  DeviceDemand demand;
+  for (const GgufTensor& tensor : file.tensors()) {
+    if (tensor.dims.size() < 2) {
+      // Frequencies of the rotary embedding become part of the angles.
+      if (tensor.name != "rope_freqs.weight") demand.device_bytes += tensor.num_elements * sizeof(float);
+      continue;
+    }
+    const kernels::HostTensor shape = {.dtype = tensor.dtype, .rows = tensor.dims[1], .cols = tensor.dims[0]};
+    const bool for_rows = tensor.name == "token_embd.weight" && !config.tied_head;
+    const uint64_t packed = for_rows ? device.PackedRowsBytes(shape) : device.PackedBytes(shape);
+    demand.device_bytes += packed;
+    if (packed == 0) demand.host_bytes += tensor.num_bytes;
+    demand.loading_bytes = std::max(demand.loading_bytes, tensor.num_bytes + packed);
+  }
+  const int tables = config.sliding_window > 0 ? 2 : 1;
+  demand.device_bytes += tables * DeviceAngles::BytesFor(config.rope_dim / 2, max_context);
+  return demand;
+}
 
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Load(const GgufFile& file, kernels::Backend* backend,
                                                                const Options& options) {
@@ -158,6 +192,16 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Load(const GgufFile& f
   if (!model->config_.tied_head) model->head_ = loader.Matrix("output.weight");
   if (!loader.status().ok()) return loader.status();
   if (absl::Status unchanged = file.CheckUnchanged(); !unchanged.ok()) return unchanged;
+  if (options.device != nullptr) {
+    for (const auto& [angles, table, needed] :
+         {std::tuple{&model->rope_, &model->device_angles_, true},
+          {&model->local_rope_, &model->device_local_angles_, model->config_.sliding_window > 0}}) {
+      if (!needed) continue;
+      absl::StatusOr<DeviceAngles> made = DeviceAngles::Create(angles, options.device, max_context);
+      if (!made.ok()) return made.status();
+      *table = *std::move(made);
+    }
+  }
   if (!model->scratch_.Reserve(model->config_, options.max_batch_rows, options.device)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(file.name(), ": no memory for the activations of ", options.max_batch_rows, " rows, ",

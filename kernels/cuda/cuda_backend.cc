@@ -130,6 +130,22 @@ absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackWeights(const Hos
   return CudaMatrix::Create(tensor, storage_, frees_);
 }
 
+absl::StatusOr<std::unique_ptr<WeightMatrix>> CudaBackend::PackRows(const HostTensor& tensor) {
+  if (MatrixStep(tensor.dtype) == 0) return std::unique_ptr<WeightMatrix>();
+  return CudaMatrix::Create(tensor, WeightStorage::kOwnBits, frees_);
+}
+
+uint64_t CudaBackend::PackedBytes(const HostTensor& tensor) const {
+  const PackedShape shape = ShapeForDevice(tensor.dtype, tensor.rows, tensor.cols, storage_);
+  return static_cast<uint64_t>(shape.code_bytes + shape.scale_bytes);
+}
+
+uint64_t CudaBackend::PackedRowsBytes(const HostTensor& tensor) const {
+  if (MatrixStep(tensor.dtype) == 0) return 0;
+  const PackedShape shape = ShapeForDevice(tensor.dtype, tensor.rows, tensor.cols);
+  return static_cast<uint64_t>(shape.code_bytes + shape.scale_bytes);
+}
+
 void CudaBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {
   RequireOnDevice({out});
   cuda::ReadRow(MatrixOf(weight), row, out, stream_.get());
@@ -190,15 +206,19 @@ void CudaBackend::RmsNorm(const float* x, int64_t x_stride, int m, int dim, cons
 void CudaBackend::Rope(float* x, int64_t x_stride, int m, int num_heads, int head_dim,
                        std::span<const int32_t> positions, const RopeTable& table) {
   RequireOnDevice({x, table.cos, table.sin});
-  bool ascending = true;  // as in a pass, which needs no upload for it
-  for (int r = 0; r < m; ++r) ascending &= positions[r] == r;
+  const int32_t* at = nullptr;
+  if (pass_ != nullptr) {
+    if (!EnsureInputs(pass_->chunks, pass_->kv, nullptr, nullptr)) return;
+    at = Input<int32_t>(inputs_.positions());
+  } else {
+    at = static_cast<const int32_t*>(Put(&positions_, std::as_bytes(positions.first(m))));
+  }
   RopeWriteKv({.q = x,
                .q_stride = x_stride,
                .m = m,
                .num_heads = num_heads,
                .head_dim = head_dim,
-               .positions = ascending ? nullptr
-                                      : static_cast<const int32_t*>(Put(&positions_, std::as_bytes(positions.first(m)))),
+               .positions = at,
                .cos = table.cos,
                .sin = table.sin,
                .rope_dim = table.rope_dim,

@@ -67,6 +67,10 @@ class CudaBackend final : public Backend, public DeviceSpace {
   void CopyWithin(void* to, const void* from, size_t bytes) override;
   void Clear(void* to, size_t bytes) override;
   void Finish() override;
+  absl::StatusOr<uint64_t> FreeBytes() const override { return FreeDeviceMemory(); }
+  absl::StatusOr<std::unique_ptr<WeightMatrix>> PackRows(const HostTensor& tensor) override;
+  uint64_t PackedBytes(const HostTensor& tensor) const override;
+  uint64_t PackedRowsBytes(const HostTensor& tensor) const override;
   void ReadRows(const WeightMatrix& weight, std::span<const int32_t> rows, float scale, float* out) override;
   int PassRows(const Pass& pass) const override;
   void RunPass(const Pass& pass, absl::FunctionRef<void()> calls) override;

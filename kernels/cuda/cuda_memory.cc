@@ -82,6 +82,12 @@ absl::StatusOr<DeviceInfo> DescribeDevice() {
                                                TensorFlopsPerClock(compute_capability)};
 }
 
+absl::StatusOr<uint64_t> FreeDeviceMemory() {
+  size_t free = 0, total = 0;
+  if (absl::Status s = ToStatus(cudaMemGetInfo(&free, &total), "asking for the GPU's free memory"); !s.ok()) return s;
+  return free;
+}
+
 absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   DeviceMemory memory;
   const absl::Status status =

@@ -28,6 +28,9 @@ struct DeviceInfo {
 // UNAVAILABLE when there is none.
 absl::StatusOr<DeviceInfo> DescribeDevice();
 
+// Of the device's memory, not allocated by anybody.
+absl::StatusOr<uint64_t> FreeDeviceMemory();
+
 // Owns an allocation, 256-byte aligned, uninitialised. Its end waits for all that the device was given.
 class DeviceMemory {
  public:

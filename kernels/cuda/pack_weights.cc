@@ -33,19 +33,31 @@ float EncodeE4m3(const std::vector<float>& values, uint8_t* codes) {
 
 }  // namespace
 
+PackedShape ShapeForDevice(DType dtype, int64_t rows, int64_t cols, WeightStorage storage) {
+  PackedShape shape = {.dtype = DeviceFormat(dtype, storage)};
+  const int64_t groups = (rows + kMatrixLanes - 1) / kMatrixLanes;
+  const int step = MatrixStep(shape.dtype);
+  shape.code_bytes = groups * ((cols + step - 1) / step) * kMatrixLanes * 16;
+  if (shape.dtype == kE4m3) {
+    shape.scale_bytes = groups * kMatrixLanes * static_cast<int64_t>(sizeof(float));
+  } else if (BlockElements(shape.dtype) > 1) {
+    shape.scale_bytes = groups * (cols / 32) * kMatrixLanes * 2;
+  }
+  return shape;
+}
+
 PackedWeights PackForDevice(const HostTensor& tensor, WeightStorage storage) {
   PackedWeights packed;
-  packed.dtype = DeviceFormat(tensor.dtype, storage);
+  const PackedShape shape = ShapeForDevice(tensor.dtype, tensor.rows, tensor.cols, storage);
+  packed.dtype = shape.dtype;
   const bool e4m3 = packed.dtype == kE4m3, convert = packed.dtype != tensor.dtype;
   const int step = MatrixStep(packed.dtype);
   const int64_t block_bytes = BlockBytes(tensor.dtype);
   const int64_t row_bytes = tensor.cols / BlockElements(tensor.dtype) * block_bytes;
-  const int64_t groups = (tensor.rows + kMatrixLanes - 1) / kMatrixLanes;
   const int64_t steps = (tensor.cols + step - 1) / step;
-  const bool scaled = !e4m3 && BlockElements(packed.dtype) > 1;
-  packed.codes.resize(groups * steps * kMatrixLanes * 16);
-  if (scaled) packed.scales.resize(groups * (tensor.cols / 32) * kMatrixLanes * 2);
-  if (e4m3) packed.scales.resize(groups * kMatrixLanes * sizeof(float));
+  const bool scaled = !e4m3 && shape.scale_bytes > 0;
+  packed.codes.resize(shape.code_bytes);
+  packed.scales.resize(shape.scale_bytes);
   std::vector<uint8_t> row(steps * 16);
   std::vector<float> values(e4m3 ? tensor.cols : 0);
   for (int64_t r = 0; r < tensor.rows; ++r) {

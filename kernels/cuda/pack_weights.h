@@ -23,6 +23,13 @@ enum class WeightStorage { kOwnBits, kFp8 };
 // zeros has 1. A row with an infinity or NaN has the scale NaN, so that its outputs are.
 PackedWeights PackForDevice(const HostTensor& tensor, WeightStorage storage = WeightStorage::kOwnBits);
 
+// What PackForDevice makes of a tensor of this format and shape, without looking at its data.
+struct PackedShape {
+  DType dtype = DType::kF32;  // or kE4m3
+  int64_t code_bytes = 0, scale_bytes = 0;
+};
+PackedShape ShapeForDevice(DType dtype, int64_t rows, int64_t cols, WeightStorage storage = WeightStorage::kOwnBits);
+
 // out[0, cols) = row `row` of weights in E4M3, as kernels take it: the scalar reference.
 void UnpackE4m3Row(const PackedWeights& packed, int64_t cols, int64_t row, float* out);
 

@@ -38,6 +38,12 @@ class LateDeviceSpace : public kernels::DeviceSpace {
   void CopyWithin(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void Clear(void* to, size_t bytes) override { std::memset(to, 0, bytes); }
   void Finish() override {}
+  absl::StatusOr<uint64_t> FreeBytes() const override { return room; }
+  absl::StatusOr<std::unique_ptr<kernels::WeightMatrix>> PackRows(const kernels::HostTensor&) override {
+    return absl::UnimplementedError("no model has its weights here");
+  }
+  uint64_t PackedBytes(const kernels::HostTensor&) const override { return 0; }
+  uint64_t PackedRowsBytes(const kernels::HostTensor&) const override { return 0; }
   void ReadRows(const kernels::WeightMatrix&, std::span<const int32_t>, float, float*) override {
     std::fprintf(stderr, "LateDeviceSpace: no model has its weights here\n");
     std::abort();

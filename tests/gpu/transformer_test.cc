@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -157,6 +158,94 @@ TEST_P(CudaTransformerTest, Fp8WeightsAreNearTheCpusAndBatchChunkAndPhaseDoNotMa
   EXPECT_GT(difference, 0);
   EXPECT_LT(difference, 0.05);
   ExpectExact(model.get(), DType::kF16, kExactTokens, {kChunks.back()});
+}
+
+// Formats that kernels read and ones that become F32; heads that are the embedding or not; one angle table or two.
+std::vector<fakes::TinyModelOptions> ModelsOfAllFormats() {
+  using fakes::TinyFamily;
+  std::vector<fakes::TinyModelOptions> models = {{.family = TinyFamily::kGemma3, .dtype = DType::kBF16, .num_layers = 6},
+                                                 {.family = TinyFamily::kQwen2, .dtype = DType::kF16, .tied_head = false}};
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1, DType::kQ5_1,
+                            DType::kQ4_K, DType::kQ6_K}) {
+    for (const bool tied : {true, false}) models.push_back({.dtype = dtype, .num_layers = 1, .tied_head = tied});
+  }
+  return models;
+}
+
+TEST(DeviceDemandTest, IsWhatLoadingTakes) {
+  for (const fakes::TinyModelOptions& options : ModelsOfAllFormats()) {
+    for (const WeightStorage storage : {WeightStorage::kOwnBits, WeightStorage::kFp8}) {
+      SCOPED_TRACE(std::string(kernels::Name(options.dtype)) + (options.tied_head ? " tied" : "") +
+                   (storage == WeightStorage::kFp8 ? " fp8" : ""));
+      const GgufFile file = GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(options), "tiny.gguf")).value();
+      kernels::cuda::CudaBackend backend(NumericsClass::kBf16, /*graphs=*/true, storage);
+      const ModelConfig config = ReadConfig(file).value();
+      constexpr int kContext = 300;
+      const Transformer::DeviceDemand demand = Transformer::DemandOf(file, config, kContext, backend);
+      const uint64_t before = backend.FreeBytes().value();
+      const auto model =
+          Transformer::Load(file, &backend, {.max_batch_rows = 16, .max_context = kContext, .device = &backend}).value();
+      const uint64_t took = before - backend.FreeBytes().value();
+      const MemoryLedger ledger = model->memory();
+      const uint64_t frequencies = (config.rope_dim / 2) * 2 * sizeof(double);  // the host's
+      EXPECT_EQ(demand.device_bytes + demand.host_bytes,
+                ledger.weight_bytes + ledger.embedding_bytes + ledger.vector_bytes - frequencies);
+      // Beside the scratch, and gaps: the emulator's allocations are whole multiples of 256 bytes, with as many between.
+      EXPECT_GE(took, demand.device_bytes + ledger.scratch_bytes);
+      EXPECT_LE(took, demand.device_bytes + ledger.scratch_bytes + 512 * 2 * (file.tensors().size() + 4));
+      EXPECT_EQ(demand.host_bytes > 0, !options.tied_head && kernels::cuda::MatrixStep(options.dtype) == 0);
+    }
+  }
+}
+
+// Where they lie on the device, and where they do not.
+TEST(EmbeddingTest, RowsThatAreNotTheHeadsHaveTheBitsOfTheCpu) {
+  for (const fakes::TinyModelOptions& options : ModelsOfAllFormats()) {
+    fakes::TinyModelOptions untied = options;
+    untied.tied_head = false;
+    SCOPED_TRACE(kernels::Name(untied.dtype));
+    const GgufFile file = GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(untied), "tiny.gguf")).value();
+    const TestModel cpu = LoadTestModel(file, {.numerics = NumericsClass::kF32, .num_threads = 1}).value();
+    kernels::cuda::CudaBackend backend;
+    const auto model = Transformer::Load(file, &backend, {.max_batch_rows = 16, .device = &backend}).value();
+    const std::vector<int32_t> ids = RandomIds(9, model->vocab_size(), 5);
+    ExpectSameBits(WholePrompt(cpu.transformer.get(), ids, DType::kF16), WholePrompt(model.get(), ids, DType::kF16), "untied");
+  }
+}
+
+TEST(EmbeddingTest, RowsKeepTheirBitsWhereWeightsBecomeFp8) {
+  kernels::cuda::CudaBackend backend(NumericsClass::kBf16, /*graphs=*/true, WeightStorage::kFp8);
+  constexpr int kRows = 37, kCols = 96;
+  uint64_t rng = 3;
+  const std::string bytes = fakes::RandomBlocks(DType::kQ8_0, kRows * kCols, 1, &rng);
+  const auto packed = backend.PackRows({DType::kQ8_0, kRows, kCols, bytes.data()}).value();
+  ASSERT_NE(packed, nullptr);
+  const std::vector<int32_t> rows = {36, 0, 5, 36};
+  const kernels::DeviceArray out = kernels::DeviceArray::Allocate(&backend, rows.size() * kCols * sizeof(float)).value();
+  backend.ReadRows(*packed, rows, 1, static_cast<float*>(out.data()));
+  std::vector<float> got(rows.size() * kCols), want(kCols);
+  backend.Download(got.data(), out.data(), got.size() * sizeof(float));
+  for (size_t r = 0; r < rows.size(); ++r) {
+    kernels::DequantizeRow(DType::kQ8_0, bytes.data() + rows[r] * (kCols / 32 * 34), want.data(), kCols);
+    EXPECT_EQ(std::memcmp(got.data() + r * kCols, want.data(), kCols * sizeof(float)), 0) << r;
+  }
+}
+
+// Token ids and the pass's inputs go up, logits come down; angles went before, with the first of their positions.
+TEST(DevicePassTest, SendsNeitherEmbeddingsNorAngles) {
+  const fakes::TinyModelOptions options = {
+      .family = fakes::TinyFamily::kGemma3, .dtype = DType::kQ8_0, .num_layers = 6, .tied_head = false};
+  const GgufFile file = GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(options), "tiny.gguf")).value();
+  kernels::cuda::CudaBackend backend;
+  const auto model = Transformer::Load(file, &backend, {.max_batch_rows = 16, .device = &backend}).value();
+  TestKvPool pool(model->KvLayoutFor(DType::kF16, 16), 4, model->device());
+  TestSequence sequence = {.token_ids = RandomIds(12, model->vocab_size(), 6)};
+  Step(model.get(), &pool, {{&sequence, 4}});
+  for (int step = 0; step < 5; ++step) {
+    const uint64_t before = cuda_emulator::TheCounts().copies;
+    Step(model.get(), &pool, {{&sequence, 1}});
+    EXPECT_EQ(cuda_emulator::TheCounts().copies - before, 3u) << step;
+  }
 }
 
 }  // namespace

@@ -78,6 +78,12 @@ class Arena {
     ASAN_POISON_MEMORY_REGION(memory, it->second - it->first);
     used_.erase(it);
   }
+  uint64_t FreeBytes() {
+    MutexLock lock(&mu_);
+    uint64_t used = 0;
+    for (const auto& [begin, end] : used_) used += end - begin;
+    return kReserved - used;
+  }
   bool Has(const void* memory) const {
     return memory >= base_ && memory < base_ + kReserved;
   }
@@ -180,6 +186,8 @@ absl::StatusOr<DeviceInfo> DescribeDevice() {
   return DeviceInfo{
       .name = "emulator", .compute_capability = g_compute_capability, .shared_bytes_per_block = 227 << 10};
 }
+
+absl::StatusOr<uint64_t> FreeDeviceMemory() { return Arena::Get().FreeBytes(); }
 
 absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
