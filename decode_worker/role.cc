@@ -65,7 +65,7 @@ absl::StatusOr<rpc::WorkerHost::ServeEnd> ServeRole(const worker::Parts& parts) 
   std::unique_ptr<kvtransfer::LinkTester> links;  // set before the first fetch
   const absl::StatusOr<std::unique_ptr<kvtransfer::FailoverClient>> transport =
       kvtransfer::StartKvClient(config, host->security(), parts.ReceiverOptions(), rpc::PeerRole::kPrefill,
-                                Failover(parts.metrics, links));
+                                Failover(parts.metrics, links), model->transfer_device());
   if (!transport.ok()) return transport.status();
   links = std::make_unique<kvtransfer::LinkTester>(
       TesterOptions(config, host->security(), model->kv_layout(), parts.metrics), transport->get());
@@ -76,7 +76,8 @@ absl::StatusOr<rpc::WorkerHost::ServeEnd> ServeRole(const worker::Parts& parts) 
   std::vector<std::unique_ptr<kvtransfer::TransportServer>> history_servers;
   if (config.kv_history()) {
     absl::StatusOr<std::vector<std::unique_ptr<kvtransfer::TransportServer>>> servers =
-        kvtransfer::StartKvServers(config, host->security(), &exporter, /*link_service=*/nullptr);
+        kvtransfer::StartKvServers(config, host->security(), &exporter, /*link_service=*/nullptr,
+                                   model->transfer_device());
     if (!servers.ok()) return servers.status();
     history_servers = *std::move(servers);
   }

@@ -95,6 +95,11 @@ class EngineThread : public Engine {
     });
   }
 
+  void CopyToHost(kvcache::BlockLease blocks, std::function<void()> done) override {
+    auto lease = std::make_shared<kvcache::BlockLease>(std::move(blocks));
+    Post([this, lease, done = std::move(done)] { core_->CopyToHost(std::move(*lease), done); });
+  }
+
   void AfterSteps(std::function<void()> then) override {
     auto next = std::make_shared<const std::function<void()>>(std::move(then));
     MutexLock lock(&mu_);

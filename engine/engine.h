@@ -38,6 +38,9 @@ struct EngineOptions {
   kernels::DType kv_dtype = kernels::DType::kF16;
   int64_t num_blocks = 0;
   std::vector<int32_t> eos_token_ids;
+  // Where KV is on a device: sinks hear of blocks when they are final there, and the host has those that CopyToHost was asked
+  // for. False: when they are on the host too.
+  bool exports_from_device = false;
 };
 
 struct EngineLoad {
@@ -51,6 +54,7 @@ struct EngineLoad {
   StepCost cost;          // of steps that only decode
   StepCost prefill_cost;  // of the others
   int mixed_batch_tokens = 0;  // rows of a step in which sequences decode, at most, as of now
+  int64_t blocks_to_host = 0, blocks_to_device = 0;  // copied between a device and the host so far
   kvcache::Ledger ledger;
 };
 
@@ -81,6 +85,10 @@ class Engine {
   // KV that was computed elsewhere, of whole blocks of `token_ids`, becomes part of the prefix cache. What cannot be used is
   // dropped.
   virtual void AdoptPrefix(std::string tenant, std::vector<int32_t> token_ids, kvcache::BlockLease kv) = 0;
+
+  // With exports_from_device: copies blocks of this engine, that no longer change, to the host, then runs `done` on the
+  // engine's thread. An engine that stops may drop both.
+  virtual void CopyToHost(kvcache::BlockLease blocks, std::function<void()> done) = 0;
 
   // `then` runs on the engine's thread after each step and each round of commands: sinks have been told all there is for
   // now. Must be quick. A former `then` may still run once while this replaces it.

@@ -266,6 +266,16 @@ void EngineCore::AdoptPrefix(const std::string& tenant, std::span<const int32_t>
                table = *std::move(table)] { InsertPrefix(tenant, ids, table); });
 }
 
+void EngineCore::CopyToHost(kvcache::BlockLease blocks, std::function<void()> done) {
+  if (pool_->device() == nullptr) return done();
+  pool_->device()->Download(blocks.blocks());
+  AfterCopies([blocks = std::move(blocks), done = std::move(done)] { done(); });
+}
+
+void EngineCore::MakeReadable(const kvcache::BlockLease& blocks) {
+  options_.exports_from_device ? pool_->device()->Await() : pool_->device()->Download(blocks.blocks());
+}
+
 void EngineCore::InsertPrefix(const std::string& tenant, std::span<const int32_t> token_ids,
                               const kvcache::BlockTable& table) {
   const size_t block_size = options_.block_size;
@@ -358,6 +368,10 @@ EngineLoad EngineCore::load() const {
   load.mixed_batch_tokens = MixedBudget();
   load.steps = num_forwards_;
   load.tokens_per_second = tokens_per_second_;
+  if (const kvcache::DeviceBlocks* device = pool_->device(); device != nullptr) {
+    load.blocks_to_host = device->copied().to_host;
+    load.blocks_to_device = device->copied().to_device;
+  }
   load.ledger = pool_->ledger();
   return load;
 }

@@ -4,9 +4,9 @@
 // A step: ask the scheduler, give and take blocks as it says, run the model once, sample, tell the sinks.
 //
 // Where the model wants its KV on a device (ModelRunner::device), blocks are copied to the host before a sink hears
-// that they are final, and from it before a sequence that was handed over runs. Steps go on meanwhile: what waits for a
-// copy is done at the beginning of the first step that finds it done, and a step that has nothing else to do waits for
-// it.
+// that they are final (or, with exports_from_device, when CopyToHost asks), and from it before a sequence that was handed
+// over runs. Steps go on meanwhile: what waits for a copy is done at the beginning of the first step that finds it done,
+// and a step that has nothing else to do waits for it.
 //
 // Thread contract: one thread at a time. Sinks and callbacks are called from inside these methods and must not call
 // back into the core.
@@ -62,6 +62,7 @@ class EngineCore {
                     std::shared_ptr<RequestSink> sink, absl::Time submitted);
   void Reserve(std::string request_id, int num_tokens, absl::Time deadline, ReserveDone done, PrefixQuery prefix = {});
   void AdoptPrefix(const std::string& tenant, std::span<const int32_t> token_ids, kvcache::BlockLease kv);
+  void CopyToHost(kvcache::BlockLease blocks, std::function<void()> done);
   void Cancel(const std::string& request_id);
   void Drain() { draining_ = true; }
   void Resume() { draining_ = false; }
@@ -129,6 +130,8 @@ class EngineCore {
   // A handed-over prompt, whose KV is where the model reads it.
   void Join(RequestState* state, kvcache::BlockTable prompt_kv, const std::vector<SampledToken>& first_tokens);
   void InsertPrefix(const std::string& tenant, std::span<const int32_t> token_ids, const kvcache::BlockTable& table);
+  // What follows AfterCopies may read the blocks where transports do.
+  void MakeReadable(const kvcache::BlockLease& blocks);
   // Tells the sink how much of an exposed prefill is final.
   void TellComputed(const Sequence& sequence);
 

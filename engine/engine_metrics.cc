@@ -76,7 +76,12 @@ std::shared_ptr<void> EngineMetrics::Attach(LoadedModel* model) {
   auto* running = &metrics_->Gauge("baton_running_sequences", "Sequences in the batch");
   auto* waiting = &metrics_->Gauge("baton_waiting_requests", "Requests not yet admitted");
   auto* waiting_tokens = &metrics_->Gauge("baton_waiting_tokens", "Prompt tokens of waiting requests");
-  return metrics_->OnCollect([=, engine = model->engine(), free = blocks("free"), active = blocks("active"),
+  const auto copied = [this](const char* to) {
+    return &metrics_->Counter("baton_kv_blocks_copied_total", "KV blocks copied between a device's memory and the host's",
+                              {{"to", to}});
+  };
+  return metrics_->OnCollect([=, to_host = copied("host"), to_device = copied("device"),
+                           engine = model->engine(), free = blocks("free"), active = blocks("active"),
                            leased = blocks("leased"), cached = blocks("cached"), quarantined = blocks("quarantined")] {
         const EngineLoad load = engine->load();
         free->Set(load.ledger.free);
@@ -86,6 +91,8 @@ std::shared_ptr<void> EngineMetrics::Attach(LoadedModel* model) {
         quarantined->Set(load.ledger.quarantined);
         total->Set(load.ledger.total);
         block_bytes->Set(load.ledger.block_bytes);
+        RaiseTo(to_host, static_cast<double>(load.blocks_to_host));
+        RaiseTo(to_device, static_cast<double>(load.blocks_to_device));
         running->Set(load.running);
         waiting->Set(load.waiting);
         waiting_tokens->Set(load.waiting_tokens);

@@ -163,7 +163,7 @@ void EngineCore::TellComputed(const Sequence& sequence) {
   // Blocks that change no more: whole ones, and with the prompt's end its last.
   const int blocks = computed == sequence.num_tokens() ? sequence.table.size() : computed / options_.block_size;
   kvcache::BlockLease lease = pool_->Lease(sequence.table, blocks);
-  pool_->device()->Download(lease.blocks());
+  MakeReadable(lease);
   AfterCopies([this, key = KeyOf(request), computed, lease = std::move(lease)] {
     if (RequestState* open = Find(key)) open->sink->OnComputed(computed);
   });
@@ -386,7 +386,7 @@ void EngineCore::OfferHistory(const Sequence& sequence) {
   std::vector<int32_t> tokens(sequence.token_ids.begin(), sequence.token_ids.begin() + full * options_.block_size);
   kvcache::BlockLease lease = pool_->Lease(sequence.table, full);
   if (pool_->device() == nullptr) return request.sink->OnHistory(std::move(tokens), std::move(lease));
-  pool_->device()->Download(lease.blocks());
+  MakeReadable(lease);
   AfterCopies([this, key = KeyOf(request), tokens = std::move(tokens), lease = std::move(lease)]() mutable {
     if (RequestState* open = Find(key)) open->sink->OnHistory(std::move(tokens), std::move(lease));
   });

@@ -261,6 +261,15 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   return plan;
 }
 
+// NCCL moves bytes between devices. Tags are computed on the host, from its copy.
+absl::StatusOr<bool> TransfersFromDevice(const v1::Config& config, const kernels::KvLayout& layout,
+                                         kernels::DeviceSpace* device) {
+  if (config.kv_transport() != "nccl" || config.kv_block_tags()) return false;
+  const absl::StatusOr<std::unique_ptr<kernels::DeviceLane>> lane = device->CreateLane();
+  if (!lane.ok()) return lane.status();
+  return *lane != nullptr && (*lane)->CanSum(layout.block_bytes());
+}
+
 // Weights are in the device's memory, KV blocks there and on the host.
 absl::Status CheckDeviceMemory(const model::GgufFile& file, const Plan& plan, const kernels::DeviceSpace& device) {
   const model::Transformer::DeviceDemand demand =
@@ -304,6 +313,10 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
     const kernels::KvLayout layout = LayoutOf(plan->model_config, plan->engine.kv_dtype, plan->engine.block_size);
     if (absl::Status s = loaded->device_->CheckLayout(layout); !s.ok()) return s;
     if (absl::Status s = CheckDeviceMemory(*file, *plan, *loaded->device_); !s.ok()) return s;
+    absl::StatusOr<bool> direct = TransfersFromDevice(config, layout, loaded->device_);
+    if (!direct.ok()) return direct.status();
+    if (*direct) loaded->transfer_device_ = loaded->device_;
+    plan->engine.exports_from_device = *direct;
   } else {
     absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::Backend::CreateCpu(plan->backend);
     if (!backend.ok()) return backend.status();

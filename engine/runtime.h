@@ -63,6 +63,8 @@ class LoadedModel {
   int max_context() const { return limits_.max_context; }
   int64_t num_blocks() const { return num_blocks_; }
   kernels::KvLayout kv_layout() const { return engine_->kv_layout(); }
+  // Whose memory KV goes from and to without the host's; null: by the host's.
+  kernels::DeviceSpace* transfer_device() const { return transfer_device_; }
   std::string backend_name() const { return backend_->name(); }
   const std::vector<int32_t>& eos_token_ids() const { return eos_token_ids_; }
   const model::MemoryLedger& memory() const { return memory_; }
@@ -80,6 +82,7 @@ class LoadedModel {
 
   std::unique_ptr<kernels::Backend> backend_;
   kernels::DeviceSpace* device_ = nullptr;  // the backend's, if it has one
+  kernels::DeviceSpace* transfer_device_ = nullptr;
   std::unique_ptr<model::Transformer> transformer_;
   std::unique_ptr<TimedRunner> runner_;
   std::unique_ptr<Engine> engine_;

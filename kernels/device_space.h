@@ -23,6 +23,24 @@
 
 namespace baton::kernels {
 
+// Work with a device's memory for a thread that is not the backend's: what transports do with KV blocks, beside the backend's
+// calls. Nothing orders it with those calls but the host: who uses it knows that the bytes it reads are final, and that nobody
+// else uses those it writes until it has waited (kvcache/device_blocks.h).
+//
+// Thread contract: one thread at a time; one lane for each thread. The space outlives it. Errors are the device's: INTERNAL.
+class DeviceLane {
+ public:
+  virtual ~DeviceLane() = default;  // waits
+  // Begins to copy, both in the device's memory.
+  virtual absl::Status Copy(void* to, const void* from, size_t bytes) = 0;
+  // Waits for the copies so far.
+  virtual absl::Status Wait() = 0;
+  // sums[i] = XXH3-64 of `bytes` bytes of the device's memory at data[i], after the copies so far, for which it waits too.
+  virtual absl::Status Checksums(std::span<const void* const> data, size_t bytes, std::span<uint64_t> sums) = 0;
+  // Whether Checksums can do so many bytes.
+  virtual bool CanSum(size_t bytes) const = 0;
+};
+
 class DeviceSpace {
  public:
   virtual ~DeviceSpace() = default;
@@ -95,6 +113,9 @@ class DeviceSpace {
   // Makes host memory fit for these copies, until Unpin. RESOURCE_EXHAUSTED or INTERNAL when the system refuses.
   virtual absl::Status Pin(void* memory, size_t bytes) = 0;
   virtual void Unpin(void* memory) = 0;
+
+  // Thread-safe. Null where other threads cannot work with this memory.
+  virtual absl::StatusOr<std::unique_ptr<DeviceLane>> CreateLane() { return std::unique_ptr<DeviceLane>(); }
 
   // FAILED_PRECONDITION for a layout whose heads the kernels cannot do on this device.
   virtual absl::Status CheckLayout(const KvLayout& layout) const = 0;

@@ -77,6 +77,11 @@ const kernels::KvView& BlockPool::kernel_view() const { return device_ != nullpt
 
 void BlockPool::DropDevice() { device_.reset(); }
 
+std::byte* BlockLease::device_bytes(size_t i) const {
+  DeviceBlocks* const device = pool_ != nullptr ? pool_->device() : nullptr;
+  return device != nullptr ? device->view().block(blocks_[i].id) : nullptr;
+}
+
 Ledger BlockPool::ledger() const {
   MutexLock lock(&mu_);
   return ledger_;
@@ -308,7 +313,13 @@ absl::StatusOr<BlockTable> BlockPool::Adopt(BlockLease&& lease) {
       table.ids_.push_back(handle.id);
     }
   }
-  if (device_ != nullptr) device_->Upload(lease.blocks_);
+  if (device_ != nullptr) {
+    for (size_t i = 0; i < lease.blocks_.size(); ++i) {
+      if (lease.on_device(i)) device_->Written(lease.blocks_[i]);
+    }
+    device_->Upload(lease.blocks_);
+  }
+  lease.on_device_.clear();
   lease.blocks_.clear();
   lease.pool_.reset();
   return table;

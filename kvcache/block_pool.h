@@ -75,6 +75,14 @@ class BlockLease {
   std::span<const BlockHandle> blocks() const { return blocks_; }
   // Bytes of the i-th block.
   std::span<std::byte> bytes(size_t i) const;
+  // Where the pool's device has the i-th block; null without a device. For DeviceLanes, until DropDevice.
+  std::byte* device_bytes(size_t i) const;
+  // What the i-th block holds was written there by a lane, which has waited for it, and not here: Adopt copies nothing then.
+  // A new block is not so. Whoever writes bytes(i) takes it back.
+  void SetOnDevice(size_t i, bool on_device);
+  bool on_device(size_t i) const { return i < on_device_.size() && on_device_[i]; }
+  // Another hold on blocks [begin, end).
+  BlockLease Share(size_t begin, size_t end) const;
   // True while every block still has the generation it was leased with (always, unless the pool was misused).
   bool Valid() const;
   // The first so many blocks hold valid KV already and are shared: nobody may write them.
@@ -96,6 +104,7 @@ class BlockLease {
   std::shared_ptr<BlockPool> pool_;
   std::vector<BlockHandle> blocks_;
   size_t num_held_ = 0;
+  std::vector<bool> on_device_;  // of the first blocks; false of the rest
 };
 
 // Move-only: one sequence's hold on one block. The pool outlives it.
@@ -163,7 +172,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   const kernels::KvView& view() const { return view_; }   // the host's memory
   const kernels::KvView& kernel_view() const;             // the memory that kernels use
   DeviceBlocks* device() const { return device_.get(); }  // null: kernels use the host's
-  // Nothing computes any more; leases may live on.
+  // Nothing computes any more, and no lane reads or writes the blocks; leases may live on.
   void DropDevice();
   int64_t num_blocks() const { return num_blocks_; }
   // Blocks that hold `num_tokens` positions.

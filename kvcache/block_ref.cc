@@ -9,7 +9,8 @@ namespace baton::kvcache {
 BlockLease::BlockLease(BlockLease&& other) noexcept
     : pool_(std::move(other.pool_)),
       blocks_(std::exchange(other.blocks_, {})),
-      num_held_(std::exchange(other.num_held_, 0)) {}
+      num_held_(std::exchange(other.num_held_, 0)),
+      on_device_(std::exchange(other.on_device_, {})) {}
 
 BlockLease& BlockLease::operator=(BlockLease&& other) noexcept {
   if (this != &other) {
@@ -17,6 +18,7 @@ BlockLease& BlockLease::operator=(BlockLease&& other) noexcept {
     pool_ = std::move(other.pool_);
     blocks_ = std::exchange(other.blocks_, {});
     num_held_ = std::exchange(other.num_held_, 0);
+    on_device_ = std::exchange(other.on_device_, {});
   }
   return *this;
 }
@@ -29,6 +31,10 @@ BlockLease BlockLease::SplitOff(size_t num_blocks) {
   rest.pool_ = pool_;
   rest.blocks_.assign(blocks_.begin() + num_blocks, blocks_.end());
   rest.num_held_ = num_held_ > num_blocks ? num_held_ - num_blocks : 0;
+  if (on_device_.size() > num_blocks) {
+    rest.on_device_.assign(on_device_.begin() + static_cast<ptrdiff_t>(num_blocks), on_device_.end());
+    on_device_.resize(num_blocks);
+  }
   blocks_.resize(num_blocks);
   num_held_ = std::min(num_held_, num_blocks);
   if (blocks_.empty()) pool_.reset();
@@ -42,6 +48,11 @@ void BlockLease::Join(BlockLease tail) {
     return;
   }
   if (num_held_ == blocks_.size()) num_held_ += tail.num_held_;
+  if (!tail.on_device_.empty()) {
+    on_device_.resize(blocks_.size());
+    on_device_.insert(on_device_.end(), tail.on_device_.begin(), tail.on_device_.end());
+    tail.on_device_.clear();
+  }
   blocks_.insert(blocks_.end(), tail.blocks_.begin(), tail.blocks_.end());
   tail.blocks_.clear();
   tail.pool_.reset();
@@ -49,6 +60,23 @@ void BlockLease::Join(BlockLease tail) {
 
 std::span<std::byte> BlockLease::bytes(size_t i) const {
   return {pool_->bytes(blocks_[i].id), pool_->layout().block_bytes()};
+}
+
+void BlockLease::SetOnDevice(size_t i, bool on_device) {
+  if (this->on_device(i) == on_device) return;
+  on_device_.resize(blocks_.size());
+  on_device_[i] = on_device;
+}
+
+BlockLease BlockLease::Share(size_t begin, size_t end) const {
+  BlockLease lease;
+  if (begin >= end) return lease;
+  std::vector<BlockId> ids;
+  for (size_t i = begin; i < end; ++i) ids.push_back(blocks_[i].id);
+  pool_->Hold(ids, BlockPool::Holder::kLease);
+  lease.pool_ = pool_;
+  lease.blocks_.assign(blocks_.begin() + static_cast<ptrdiff_t>(begin), blocks_.begin() + static_cast<ptrdiff_t>(end));
+  return lease;
 }
 
 bool BlockLease::Valid() const {
@@ -63,6 +91,7 @@ void BlockLease::Reset() {
   pool_->ReleaseLease(std::exchange(blocks_, {}));
   pool_.reset();
   num_held_ = 0;
+  on_device_.clear();
 }
 
 uint64_t BlockLease::Quarantine() {
@@ -70,6 +99,7 @@ uint64_t BlockLease::Quarantine() {
   const uint64_t token = pool_->QuarantineLease(std::exchange(blocks_, {}));
   pool_.reset();
   num_held_ = 0;
+  on_device_.clear();
   return token;
 }
 

@@ -55,6 +55,7 @@ void DeviceBlocks::Upload(std::span<const BlockHandle> blocks) {
     sides = {block.generation, block.generation};
     copies_.push_back({view_.block(block.id), host_.block(block.id), view_.layout.block_bytes()});
   }
+  copied_.to_device += static_cast<int64_t>(copies_.size());
   if (!copies_.empty()) latest_ = space_->StartUploads(copies_);
 }
 
@@ -66,6 +67,7 @@ void DeviceBlocks::Download(std::span<const BlockHandle> blocks) {
     sides.host = block.generation;
     copies_.push_back({host_.block(block.id), view_.block(block.id), view_.layout.block_bytes()});
   }
+  copied_.to_host += static_cast<int64_t>(copies_.size());
   if (!copies_.empty()) latest_ = space_->StartDownloads(copies_);
 }
 

@@ -6,7 +6,7 @@
 //   allocated, cloned   on the device
 //   written by kernels  on the device; a copy on the host from before is none any more
 //   Download            on both: what is exported
-//   fetched             on the host, until adopted (Upload): on both
+//   fetched             on the host, until adopted (Upload): on both; or, by a lane, on the device
 //
 // Copies go beside the backend's calls (kernels::DeviceSpace). Whoever begins one holds the block until it is done, so
 // that neither side gets another tenant meanwhile.
@@ -46,6 +46,17 @@ class DeviceBlocks {
   // Kernels are about to write the chunk's rows.
   void Write(const kernels::SequenceChunk& chunk);
 
+  // A lane has written the block, whole (BlockLease::SetOnDevice).
+  void Written(BlockHandle block) { sides_[block.id] = {block.generation, 0}; }
+  // What the backend's calls so far write is in the blocks once everything up to latest() is done.
+  void Await() { latest_ = space_->StartDownloads({}); }
+
+  // Blocks that were copied since the pool began.
+  struct Copied {
+    int64_t to_host = 0, to_device = 0;
+  };
+  const Copied& copied() const { return copied_; }
+
   // Begin to copy those of the blocks that are not on that side yet. Kernels may use them, or transports read them,
   // once everything up to latest() is done.
   void Upload(std::span<const BlockHandle> blocks);
@@ -71,6 +82,7 @@ class DeviceBlocks {
   std::vector<Sides> sides_;                        // [block id]
   std::vector<kernels::DeviceSpace::Copy> copies_;  // of one call
   kernels::DeviceSpace::CopyId latest_ = 0;
+  Copied copied_;
 };
 
 }  // namespace baton::kvcache

@@ -30,7 +30,7 @@ absl::Status Exporter::Refuse(Refusal why, absl::StatusCode code, absl::string_v
   return absl::Status(code, what);
 }
 
-absl::StatusOr<Claim> Exporter::ClaimTicket(const v1::FetchOpen& open) {
+absl::StatusOr<Claim> Exporter::ClaimTicket(const v1::FetchOpen& open, bool from_device) {
   const v1::Ticket& ticket = open.ticket();
   absl::Status shape = CheckTicketShape(ticket);
   if (shape.ok() && (open.first_block() > static_cast<uint32_t>(ticket.blocks_size()) ||
@@ -51,15 +51,15 @@ absl::StatusOr<Claim> Exporter::ClaimTicket(const v1::FetchOpen& open) {
   absl::string_view what = "the ticket's KV is no longer held (fetched, released or expired); prefill again";
   {
     MutexLock lock(&mu_);
-    reader = Admit(open, &why, &what, &after);
+    reader = Admit(open, from_device, &why, &what, &after);
   }
   Finish(std::move(after));
   if (reader == nullptr) return Refuse(why, kAborted, what);
   return Claim(this, std::move(reader));
 }
 
-std::shared_ptr<ExportReader> Exporter::Admit(const v1::FetchOpen& open, Refusal* why, absl::string_view* what,
-                                                  After* after) {
+std::shared_ptr<ExportReader> Exporter::Admit(const v1::FetchOpen& open, bool from_device, Refusal* why,
+                                              absl::string_view* what, After* after) {
   const auto it = exports_.find(TransferId::Of(open.ticket()));
   if (it == exports_.end()) return nullptr;
   const std::shared_ptr<ExportRecord> e = it->second;
@@ -108,8 +108,10 @@ std::shared_ptr<ExportReader> Exporter::Admit(const v1::FetchOpen& open, Refusal
   reader->consumer = open.consumer();
   reader->attempt = open.attempt();
   reader->first_block = open.first_block();
+  reader->from_device = from_device && e->on_device && !e->ticket.block_tags();
   reader->heard = now;
   e->readers.push_back(reader);
+  AskForHostCopies(it, after);
   ++counters_.in_flight;
   return reader;
 }
@@ -179,7 +181,12 @@ TransferId Claim::id() const { return TransferId::Of(reader_->e->ticket); }
 const v1::Ticket& Claim::ticket() const { return reader_->e->ticket; }
 size_t Claim::num_blocks() const { return static_cast<size_t>(reader_->e->ticket.blocks_size()); }
 size_t Claim::first_block() const { return reader_->first_block; }
-std::span<const std::byte> Claim::bytes(size_t block_idx) const { return reader_->e->lease.bytes(block_idx); }
+std::span<const std::byte> Claim::bytes(size_t block_idx) const {
+  const kvcache::BlockLease& lease = reader_->e->lease;
+  if (!from_device()) return lease.bytes(block_idx);
+  return {lease.device_bytes(block_idx), exporter_->options().layout.block_bytes()};
+}
+bool Claim::from_device() const { return reader_->from_device; }
 bool Claim::stop_requested() const { return reader_->stop.load(std::memory_order_acquire); }
 
 void Claim::SetWake(std::function<void()> wake) {
@@ -203,7 +210,9 @@ bool Claim::Done() const {
 
 bool Claim::HasBlock() const {
   const bool done = Done();
-  const bool has = !done && !stop_requested() && next_block_ < reader_->e->num_sealed.load(std::memory_order_acquire);
+  const ExportRecord& e = *reader_->e;
+  const std::atomic<size_t>& readable = e.on_device && !from_device() ? e.num_on_host : e.num_sealed;
+  const bool has = !done && !stop_requested() && next_block_ < readable.load(std::memory_order_acquire);
   NoteWaiting(!has && !done);
   return has;
 }
@@ -216,15 +225,17 @@ BlockPiece Claim::NextPiece() {
   piece.seal.set_generation(ticket().blocks(static_cast<int>(next_block_)).generation());
   piece.offset = next_offset_;
   piece.bytes = block.subspan(next_offset_, std::min(PieceBytes(block.size()), block.size() - next_offset_));
-  if (!check_.has_value()) {
+  if (!check_.has_value() && !from_device()) {
     check_.emplace(!exporter_->options_.unchecked_for_bench, tagger_.get(), piece.seal.block_idx(),
                    piece.seal.generation());
   }
-  check_->Add(piece.bytes);
+  if (check_.has_value()) check_->Add(piece.bytes);
   next_offset_ += piece.bytes.size();
   if (next_offset_ == block.size()) {
-    piece.seal.set_checksum(check_->checksum());
-    piece.seal.set_tag(check_->TakeTag());
+    if (check_.has_value()) {
+      piece.seal.set_checksum(check_->checksum());
+      piece.seal.set_tag(check_->TakeTag());
+    }
     check_.reset();
     next_offset_ = 0;
     ++next_block_;
@@ -232,6 +243,8 @@ BlockPiece Claim::NextPiece() {
   reader_->posting += Clock::Real()->Now() - begin;
   return piece;
 }
+
+void Claim::AddPosting(absl::Duration time) { reader_->posting += time; }
 
 v1::BlockSeal Claim::MakeSeal() {
   const size_t block_idx = next_block_;

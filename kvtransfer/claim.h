@@ -10,6 +10,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "kvtransfer/block_check.h"
 #include "kvtransfer/block_tag.h"
 #include "kvtransfer/ticket.h"
@@ -21,7 +22,7 @@ namespace baton::kvtransfer {
 struct BlockPiece {
   v1::BlockSeal seal;  // checksum and tag come with the block's last piece
   uint64_t offset = 0;
-  std::span<const std::byte> bytes;
+  std::span<const std::byte> bytes;  // of the claim's memory
 };
 
 class Exporter;
@@ -56,12 +57,17 @@ class Claim {
   // it could meet, never after Finish. It must only tell the transport's thread.
   void SetWake(std::function<void()> wake);
 
+  // Whether bytes are in the memory of the pool's device: the host cannot touch them, and the transport makes the checksums
+  // (the seals have none). There are no tags then.
+  bool from_device() const;
   // A block, or what is left of one, may be sent now: next_block() is sealed and nobody asked to stop.
   bool HasBlock() const;
   size_t next_block() const { return next_block_; }
   std::span<const std::byte> bytes(size_t block_idx) const;
   // Of next_block(), PieceBytes() or what is left of it, checked now; moves on.
   BlockPiece NextPiece();
+  // What the transport spent on checksums itself.
+  void AddPosting(absl::Duration time);
   // The same for all that is left of next_block(): its seal.
   v1::BlockSeal MakeSeal();
   // Everything was handed out and nothing more will come.

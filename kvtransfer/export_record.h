@@ -27,6 +27,7 @@ struct ExportReader {
   std::string consumer;
   uint32_t attempt = 0;
   size_t first_block = 0;
+  bool from_device = false;
   absl::Time heard;                // guarded by Exporter::mu_
   absl::Status why;                // written before `stop`, once
   std::atomic<bool> stop{false};
@@ -47,7 +48,9 @@ struct ExportRecord {
   v1::Ticket ticket;
   kvcache::BlockLease lease;
   absl::Duration lease_duration;
+  bool on_device = false;  // what is sealed is there; on the host the first num_on_host
   std::atomic<size_t> num_sealed{0};
+  std::atomic<size_t> num_on_host{0};  // on_device
   // Written before `closed`, once.
   bool finished = false;
   std::string payload;
@@ -55,6 +58,7 @@ struct ExportRecord {
   // Guarded by Exporter::mu_.
   absl::Time issued;
   absl::Time deadline;  // while nobody reads
+  size_t host_asked = 0;  // on_device: the first blocks that copy_to_host was called for
   TransferState state = TransferState::kOffered;
   uint32_t uses_left = 1;
   int broken = 0;

@@ -17,10 +17,18 @@ absl::Status Expired() {
 }  // namespace
 
 Exporter::Exporter(Options options) : options_(std::move(options)) {
+  {
+    MutexLock lock(&door_->mu);
+    door_->exporter = this;
+  }
   if (options_.reap_interval > absl::ZeroDuration()) reaper_ = std::thread([this] { ReapLoop(); });
 }
 
 Exporter::~Exporter() {
+  {
+    MutexLock lock(&door_->mu);
+    door_->exporter = nullptr;
+  }
   {
     MutexLock lock(&mu_);
     stopping_ = true;
@@ -52,6 +60,34 @@ void Exporter::Finish(After after) {
     MutexLock lock(&reader->wake_mu);
     if (reader->wake) reader->wake();
   }
+  for (After::HostCopy& copy : after.copies) {
+    options_.copy_to_host(std::move(copy.blocks), [door = door_, id = copy.id, end = copy.end] {
+      MutexLock lock(&door->mu);
+      if (door->exporter != nullptr) door->exporter->OnHost(id, end);
+    });
+  }
+}
+
+void Exporter::AskForHostCopies(Exports::iterator it, After* after) {
+  ExportRecord& e = *it->second;
+  const size_t sealed = e.num_sealed.load(std::memory_order_relaxed);
+  const bool wanted = std::any_of(e.readers.begin(), e.readers.end(), [](const auto& r) { return !r->from_device; });
+  if (!e.on_device || !wanted || e.host_asked >= sealed || e.state == TransferState::kClosing) return;
+  after->copies.push_back({it->first, e.lease.Share(e.host_asked, sealed), sealed});
+  e.host_asked = sealed;
+}
+
+void Exporter::OnHost(TransferId id, size_t end) {
+  After after;
+  {
+    MutexLock lock(&mu_);
+    auto it = exports_.find(id);
+    if (it == exports_.end() || it->second->state == TransferState::kClosing) return;
+    std::atomic<size_t>& on_host = it->second->num_on_host;
+    on_host.store(std::max(end, on_host.load(std::memory_order_relaxed)), std::memory_order_release);
+    Apply(it, TransferEvent::kProgress, &after);
+  }
+  Finish(std::move(after));
 }
 
 void Exporter::AddEndpoint(v1::Endpoint endpoint) {
@@ -107,6 +143,7 @@ absl::StatusOr<v1::Ticket> Exporter::Export(const ExportSpec& spec, kvcache::Blo
   auto e = std::make_shared<ExportRecord>();
   e->ticket = *ticket;
   e->lease = std::move(lease);
+  e->on_device = options_.copy_to_host != nullptr && e->lease.pool() != nullptr && e->lease.pool()->device() != nullptr;
   e->lease_duration = Lease(*ticket);
   e->on_over = spec.on_over;
   e->uses_left = spec.num_consumers;
@@ -150,6 +187,7 @@ bool Exporter::Seal(TransferId id, size_t num_sealed) {
     if (num_sealed <= e.num_sealed.load(std::memory_order_relaxed)) return true;
     e.num_sealed.store(num_sealed, std::memory_order_release);
     Apply(it, TransferEvent::kProgress, &after);
+    AskForHostCopies(it, &after);
   }
   Finish(std::move(after));
   return true;
@@ -173,6 +211,7 @@ bool Exporter::Close(TransferId id, bool finished, std::string payload) {
       e.closed.store(true, std::memory_order_release);
       e.deadline = options_.clock->Now() + e.lease_duration;
       Apply(it, TransferEvent::kProgress, &after);
+      AskForHostCopies(it, &after);
     }
   }
   Finish(std::move(after));

@@ -77,6 +77,10 @@ class Exporter {
     bool block_tags = false;  // tickets promise keyed tags
     std::function<TransferId()> new_id = TransferId::Random;  // another one only where a seed must repeat a run
     bool unchecked_for_bench = false;  // no checksums are made
+    // Set: blocks of a pool with a device are sealed when they are final there, and the host's memory has those only that this
+    // was called for, when a claim reads it. Begins to copy `blocks` and calls `done` (on any thread, or never) when they are
+    // there. Called on any thread, without a lock of ours; must be quick. Null: what is sealed is on the host.
+    std::function<void(kvcache::BlockLease blocks, std::function<void()> done)> copy_to_host;
   };
 
   struct Counters {
@@ -128,7 +132,8 @@ class Exporter {
   // the same receiver: that one is told to stop.
   // INVALID_ARGUMENT malformed, PERMISSION_DENIED forged, ABORTED everything else (unknown, consumed, expired, other
   // incarnation, stale blocks); each is counted.
-  absl::StatusOr<Claim> ClaimTicket(const v1::FetchOpen& open);
+  // from_device: the caller can read the device's memory; Claim::from_device says whether it is to.
+  absl::StatusOr<Claim> ClaimTicket(const v1::FetchOpen& open, bool from_device = false);
 
   // Idempotent. True when it was held and is now free or will be once its readers stop.
   bool Release(TransferId id);
@@ -150,6 +155,17 @@ class Exporter {
     std::vector<kvcache::BlockLease> freed;
     std::vector<std::shared_ptr<ExportReader>> wake;
     std::vector<std::shared_ptr<ExportRecord>> over;
+    struct HostCopy {
+      TransferId id;
+      kvcache::BlockLease blocks;
+      size_t end;
+    };
+    std::vector<HostCopy> copies;
+  };
+  // What copies that are under way find; they may end after the exporter has.
+  struct Door {
+    Mutex mu;
+    Exporter* exporter ABSL_GUARDED_BY(mu) = nullptr;
   };
 
   // Applies `event`; true unless it did nothing.
@@ -161,13 +177,19 @@ class Exporter {
   // Beginning and end of claims: claim.cc, as ClaimTicket.
   absl::Status Refuse(Refusal why, absl::StatusCode code, absl::string_view what);
   // Null, and why: the claim is refused.
-  std::shared_ptr<ExportReader> Admit(const v1::FetchOpen& open, Refusal* why, absl::string_view* what, After* after)
+  std::shared_ptr<ExportReader> Admit(const v1::FetchOpen& open, bool from_device, Refusal* why,
+                                      absl::string_view* what, After* after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndClaim(const std::shared_ptr<ExportReader>& reader, ClaimEnd how);
-  static void Finish(After after);
+  // Sealed blocks that a reader of the host's memory waits for, and nobody has asked for yet.
+  void AskForHostCopies(Exports::iterator it, After* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The first `end` blocks are on the host.
+  void OnHost(TransferId id, size_t end);
+  void Finish(After after);
   void ReapLoop();
 
   const Options options_;
+  const std::shared_ptr<Door> door_ = std::make_shared<Door>();
   mutable Mutex mu_;
   CondVar stop_cv_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

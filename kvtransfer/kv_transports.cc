@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/logging.h"
 #include "common/rpc/address.h"
 #include "kvtransfer/grpc_transport.h"
 #include "kvtransfer/nccl_transport.h"
+#include "kvtransfer/ucx_memory.h"
 #include "kvtransfer/ucx_transport.h"
 
 namespace baton::kvtransfer {
@@ -22,12 +24,25 @@ bool UsesUcx(const v1::Config& config) { return config.kv_transport() == "auto" 
 bool UsesGrpc(const v1::Config& config) { return config.kv_transport() != "ucx"; }
 bool UsesNccl(const v1::Config& config) { return config.kv_transport() == "nccl"; }
 
+// Once for a process, where KV is on a GPU: that UCX is given the host's copy, and whether it could do without.
+void LogUcxMemory(const v1::Config& config) {
+  if (config.isa() != "cuda" || !UsesUcx(config)) return;
+  [[maybe_unused]] static const bool logged = [] {
+    const absl::StatusOr<UcxMemory> memory = QueryUcxMemory();
+    LogInfo("KV goes over UCX by pinned memory of the host",
+            {{"ucx", memory.ok() ? memory->version : memory.status().ToString()},
+             {"ucx_has_gpu_memory", memory.ok() && memory->cuda ? "yes, unused" : "no"}});
+    return true;
+  }();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(const v1::Config& config,
                                                                             const rpc::Security& security,
                                                                             Exporter* exporter,
-                                                                            grpc::Service* link_service) {
+                                                                            grpc::Service* link_service,
+                                                                            kernels::DeviceSpace* device) {
   if (absl::Status s = CheckKind(config); !s.ok()) return s;
   absl::StatusOr<rpc::HostPort> listen = rpc::ParseHostPort(config.listen());
   if (!listen.ok()) return listen.status();
@@ -40,6 +55,7 @@ absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(con
     absl::StatusOr<std::unique_ptr<UcxServer>> server = UcxServer::Start(exporter, options);
     if (!server.ok()) return server.status();
     servers.push_back(*std::move(server));
+    LogUcxMemory(config);  // when UCX logs where we want it
   }
   GrpcKvOptions options;
   options.security = security;
@@ -48,7 +64,7 @@ absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(con
   std::shared_ptr<NcclKvService> nccl;
   if (UsesNccl(config)) {
     absl::StatusOr<std::shared_ptr<NcclKvService>> service =
-        NcclKvService::Create(exporter, {.network_trusted = config.kv_network_trusted()});
+        NcclKvService::Create(exporter, {.network_trusted = config.kv_network_trusted(), .device = device});
     if (!service.ok()) return service.status();
     nccl = *std::move(service);
     options.services.push_back({"baton.v1.KvNccl", {nccl, nccl->service()}});
@@ -68,7 +84,8 @@ absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(con
 
 absl::StatusOr<std::unique_ptr<FailoverClient>> StartKvClient(const v1::Config& config, const rpc::Security& security,
                                                               ReceiverOptions receiver, rpc::PeerRole exporters,
-                                                              FailoverOptions options) {
+                                                              FailoverOptions options,
+                                                              kernels::DeviceSpace* device) {
   if (absl::Status s = CheckKind(config); !s.ok()) return s;
   std::vector<std::unique_ptr<TransportClient>> clients;
   if (UsesUcx(config)) {
@@ -77,10 +94,11 @@ absl::StatusOr<std::unique_ptr<FailoverClient>> StartKvClient(const v1::Config& 
     absl::StatusOr<std::unique_ptr<UcxClient>> client = UcxClient::Start(receiver, ucx);
     if (!client.ok()) return client.status();
     clients.push_back(*std::move(client));
+    LogUcxMemory(config);
   }
   if (UsesNccl(config)) {
     absl::StatusOr<std::unique_ptr<TransportClient>> client = StartNcclKvClient(
-        receiver, {.network_trusted = config.kv_network_trusted(), .security = security, .peer = exporters});
+        receiver, {.network_trusted = config.kv_network_trusted(), .security = security, .peer = exporters, .device = device});
     if (!client.ok()) return client.status();
     clients.push_back(*std::move(client));
   }

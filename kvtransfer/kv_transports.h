@@ -29,12 +29,15 @@ namespace baton::kvtransfer {
 absl::StatusOr<std::vector<std::unique_ptr<TransportServer>>> StartKvServers(const v1::Config& config,
                                                                             const rpc::Security& security,
                                                                             Exporter* exporter,
-                                                                            grpc::Service* link_service);
+                                                                            grpc::Service* link_service,
+                                                                            kernels::DeviceSpace* device = nullptr);
 
+// `device`: NcclOptions::device, where the model's KV goes without the host's memory.
 // `exporters`: the role of the workers that it fetches from.
 absl::StatusOr<std::unique_ptr<FailoverClient>> StartKvClient(const v1::Config& config, const rpc::Security& security,
                                                               ReceiverOptions receiver, rpc::PeerRole exporters,
-                                                              FailoverOptions options);
+                                                              FailoverOptions options,
+                                                              kernels::DeviceSpace* device = nullptr);
 
 }  // namespace baton::kvtransfer
 

@@ -24,9 +24,10 @@ constexpr size_t kMaxAnnounced = 64;
 
 class NcclKvClient final : public TransportClient {
  public:
-  NcclKvClient(ReceiverOptions receiver, NcclOptions options, std::string library)
+  NcclKvClient(ReceiverOptions receiver, NcclOptions options, std::string library, std::unique_ptr<kernels::DeviceLane> lane)
       : receiver_(std::move(receiver)),
         options_(std::move(options)),
+        lane_(std::move(lane)),
         library_(std::move(library)),
         slot_bytes_(NcclSlotBytes(receiver_.layout.block_bytes())),
         aborter_([](absl::Time) { return absl::InfiniteFuture(); }),
@@ -146,6 +147,9 @@ class NcclKvClient final : public TransportClient {
   absl::Status Progress(Link* link, absl::Time now);
   absl::Status PostGroups(Link* link, absl::Time now);
   absl::Status Land(Link* link, const v1::NcclTell& tell, size_t offset);
+  // Errors: of the fetch, or (broken) of the link.
+  absl::Status LandByHost(Link* link, Reception* reception, const v1::NcclTell& tell, size_t offset, bool* broken);
+  absl::Status LandOnDevice(Link* link, Reception* reception, const v1::NcclTell& tell, size_t offset, bool* broken);
   Job* JobOf(Link* link, FetchKey key);
   void MaybeSucceed(FetchId id);
   void Fail(FetchId id, const absl::Status& why);
@@ -155,6 +159,7 @@ class NcclKvClient final : public TransportClient {
 
   const ReceiverOptions receiver_;
   const NcclOptions options_;
+  const std::unique_ptr<kernels::DeviceLane> lane_;  // null: all by the host's memory
   const std::string library_;
   const size_t slot_bytes_;
   std::atomic<FetchId> last_id_{0};
@@ -172,7 +177,7 @@ class NcclKvClient final : public TransportClient {
 FetchId NcclKvClient::Fetch(FetchRequest request, FetchCallback done) {
   const FetchId id = ++last_id_;
   auto held = std::make_shared<Job>(
-      Job{.id = id, .reception = Reception(&receiver_, kName, std::move(request)), .done = std::move(done)});
+      Job{.id = id, .reception = Reception(&receiver_, kName, std::move(request), lane_ != nullptr), .done = std::move(done)});
   if (!loop_.Post([this, held] { Begin(std::move(*held)); })) {
     held->done(absl::CancelledError("the transport is shut down"), std::move(held->reception.destination()));
   }
@@ -343,25 +348,68 @@ absl::Status NcclKvClient::PostGroups(Link* link, absl::Time now) {
 
 // A group has arrived in its slot: its pieces go to their places, if their fetch still wants them.
 absl::Status NcclKvClient::Land(Link* link, const v1::NcclTell& tell, size_t offset) {
-  FetchId id = 0;
+  Job* const job = JobOf(link, tell.fetch());
+  if (job == nullptr) return absl::OkStatus();
+  const FetchId id = job->id;
+  bool broken = false;
+  const absl::Status s = job->reception.to_device() ? LandOnDevice(link, &job->reception, tell, offset, &broken)
+                                                    : LandByHost(link, &job->reception, tell, offset, &broken);
+  if (broken) return absl::UnavailableError(s.message());
+  s.ok() ? MaybeSucceed(id) : Fail(id, s);
+  return absl::OkStatus();
+}
+
+absl::Status NcclKvClient::LandByHost(Link* link, Reception* reception, const v1::NcclTell& tell, size_t offset,
+                                      bool* broken) {
   for (const v1::NcclPart& part : tell.group().parts()) {
-    Job* const job = JobOf(link, tell.fetch());
-    if (job == nullptr) return absl::OkStatus();
-    id = job->id;
-    absl::StatusOr<std::span<std::byte>> place = job->reception.PlacePiece(part.seal(), part.offset(), part.size());
-    absl::Status s = place.status();
-    if (s.ok() && !place->empty()) {
-      if (absl::Status copied = link->pipe.comm->CopyOut(offset, *place); !copied.ok()) return copied;
-      s = job->reception.PieceArrived(part.seal().block_idx(), part.offset());
-    }
-    if (!s.ok()) {
-      Fail(id, s);
-      return absl::OkStatus();
+    absl::StatusOr<std::span<std::byte>> place = reception->PlacePiece(part.seal(), part.offset(), part.size());
+    if (!place.ok()) return place.status();
+    if (!place->empty()) {
+      if (absl::Status copied = link->pipe.comm->CopyOut(offset, *place); !copied.ok()) {
+        *broken = true;
+        return copied;
+      }
+      if (absl::Status s = reception->PieceArrived(part.seal().block_idx(), part.offset()); !s.ok()) return s;
     }
     offset += part.size();
   }
-  MaybeSucceed(id);
   return absl::OkStatus();
+}
+
+// Whatever comes of it, nothing of the lane's is under way afterwards: the destination may be given back.
+absl::Status NcclKvClient::LandOnDevice(Link* link, Reception* reception, const v1::NcclTell& tell, size_t offset,
+                                        bool* broken) {
+  absl::Status s;
+  std::vector<const v1::NcclPart*> landed;
+  for (const v1::NcclPart& part : tell.group().parts()) {
+    absl::StatusOr<std::span<std::byte>> place = reception->PlacePiece(part.seal(), part.offset(), part.size());
+    s = place.status();
+    if (s.ok() && !place->empty()) {
+      s = lane_->Copy(place->data(), link->pipe.comm->staging() + offset, place->size());
+      *broken = !s.ok();
+      landed.push_back(&part);
+    }
+    if (!s.ok()) break;
+    offset += part.size();
+  }
+  if (absl::Status waited = lane_->Wait(); s.ok() && !waited.ok()) {
+    s = waited;
+    *broken = true;
+  }
+  if (!s.ok()) return s;
+  std::vector<uint32_t> whole;
+  std::vector<const void*> blocks;
+  for (const v1::NcclPart* part : landed) {
+    const uint32_t block = part->seal().block_idx();
+    if (!reception->PieceLanded(block, part->offset())) continue;
+    whole.push_back(block);
+    blocks.push_back(reception->place(block).data());
+  }
+  std::vector<uint64_t> sums(blocks.size());
+  s = lane_->Checksums(blocks, receiver_.layout.block_bytes(), sums);
+  *broken = !s.ok();
+  for (size_t i = 0; i < whole.size() && s.ok(); ++i) s = reception->TakeChecksum(whole[i], sums[i]);
+  return s;
 }
 
 void NcclKvClient::MaybeSucceed(FetchId id) {
@@ -370,7 +418,7 @@ void NcclKvClient::MaybeSucceed(FetchId id) {
   Job job = std::move(it->second);
   jobs_.erase(it);
   Release(&job);
-  FetchResult result = job.reception.Result(library_);
+  FetchResult result = job.reception.Result(job.reception.to_device() ? library_ + ", device memory" : library_);
   job.done(std::move(result), std::move(job.reception.destination()));
 }
 
@@ -479,7 +527,9 @@ absl::Time NcclKvClient::OnTick(absl::Time now) {
 absl::StatusOr<std::unique_ptr<TransportClient>> StartNcclKvClient(ReceiverOptions receiver, NcclOptions options) {
   absl::StatusOr<std::string> library = StartNccl(options.network_trusted);
   if (!library.ok()) return library.status();
-  return std::make_unique<NcclKvClient>(std::move(receiver), std::move(options), *std::move(library));
+  absl::StatusOr<std::unique_ptr<kernels::DeviceLane>> lane = LaneFor(options.device, receiver.layout.block_bytes());
+  if (!lane.ok()) return lane.status();
+  return std::make_unique<NcclKvClient>(std::move(receiver), std::move(options), *std::move(library), *std::move(lane));
 }
 
 }  // namespace baton::kvtransfer

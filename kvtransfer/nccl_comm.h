@@ -48,6 +48,9 @@ class NcclComm {
   virtual absl::Status CopyIn(size_t offset, std::span<const std::byte> from) = 0;
   virtual absl::Status CopyOut(size_t offset, std::span<std::byte> to) = 0;
 
+  // The staging buffer, in the device's memory: for copies on the device, under the same rule.
+  virtual std::byte* staging() = 0;
+
   // One group of NCCL: sends (receives) parts of `sizes` bytes that lie one after the other from `offset`. Groups happen in
   // their order; the other rank receives (sends) groups of the same sizes in the same order. The result names it: 1, 2, ...
   virtual absl::StatusOr<uint64_t> SendGroup(size_t offset, std::span<const size_t> sizes) = 0;

@@ -74,6 +74,8 @@ class CudaNcclComm final : public NcclComm {
     return Copy(to.data(), staging_ + offset, to.size(), cudaMemcpyDeviceToHost);
   }
 
+  std::byte* staging() override { return staging_; }
+
   absl::StatusOr<uint64_t> SendGroup(size_t offset, std::span<const size_t> sizes) override {
     return Group(offset, sizes, [this](std::byte* at, size_t size) {
       return ncclSend(at, size, ncclUint8, peer_, comm_, stream_);

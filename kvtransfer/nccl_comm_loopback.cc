@@ -1,5 +1,5 @@
 // NCCL for tests: two ranks over a Unix socket in the abstract namespace. A thread of each communicator does one part of a
-// group after the other, as a stream does; staging memory is ordinary memory.
+// group after the other, as a stream does; staging memory is ordinary memory (the emulated device copies from and to it too).
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -77,6 +77,7 @@ class LoopbackComm final : public NcclComm {
     std::memcpy(to.data(), staging_.data() + offset, to.size());
     return absl::OkStatus();
   }
+  std::byte* staging() override { return staging_.data(); }
   absl::StatusOr<uint64_t> SendGroup(size_t offset, std::span<const size_t> sizes) override {
     return Add(/*sends=*/true, offset, sizes);
   }

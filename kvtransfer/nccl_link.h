@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "kernels/device_space.h"
 #include "kvtransfer/block_check.h"
 #include "kvtransfer/event_loop.h"
 #include "kvtransfer/nccl_comm.h"
@@ -20,6 +21,15 @@ namespace baton::kvtransfer {
 inline constexpr size_t kNcclSlots = 2;
 inline constexpr int kMaxNcclParts = 64;  // of a group
 inline size_t NcclSlotBytes(size_t block_bytes) { return std::max<size_t>(4 << 20, PieceBytes(block_bytes)); }
+
+// For one thread of a transport; null: blocks of this size go by the host.
+inline absl::StatusOr<std::unique_ptr<kernels::DeviceLane>> LaneFor(kernels::DeviceSpace* device, size_t block_bytes) {
+  std::unique_ptr<kernels::DeviceLane> none;
+  if (device == nullptr) return none;
+  absl::StatusOr<std::unique_ptr<kernels::DeviceLane>> lane = device->CreateLane();
+  if (lane.ok() && *lane != nullptr && !(*lane)->CanSum(block_bytes)) return none;
+  return lane;
+}
 
 // The communicator of a link with its groups under way. `Group` is what the owner remembers of one.
 template <typename Group>

@@ -21,9 +21,10 @@ constexpr size_t kMaxTransfers = 1024;  // of one link
 
 class NcclKvServiceImpl final : public NcclKvService, private v1::KvNccl::CallbackService {
  public:
-  NcclKvServiceImpl(Exporter* exporter, NcclOptions options)
+  NcclKvServiceImpl(Exporter* exporter, NcclOptions options, std::unique_ptr<kernels::DeviceLane> lane)
       : exporter_(exporter),
         options_(std::move(options)),
+        lane_(std::move(lane)),
         slot_bytes_(NcclSlotBytes(exporter->options().layout.block_bytes())),
         aborter_([](absl::Time) { return absl::InfiniteFuture(); }),
         loop_([this](absl::Time now) { return OnTick(now); }) {}
@@ -114,6 +115,8 @@ class NcclKvServiceImpl final : public NcclKvService, private v1::KvNccl::Callba
   absl::Status Progress(LinkState* link, absl::Time now);
   absl::Status SendGroups(LinkState* link, absl::Time now);
   absl::Status SendGroup(LinkState* link, FetchKey fetch, Transfer* transfer, absl::Time now);
+  // Copies what is next of a claim to the slot at `offset`, and says in `group` what it is.
+  absl::Status FillSlot(LinkState* link, Claim* claim, size_t offset, v1::NcclGroup* group);
   void EndTransfers(LinkState* link);
   void Say(LinkState* link, v1::NcclTell tell);
   void SayEnd(LinkState* link, FetchKey fetch, v1::TransferEnd end);
@@ -128,6 +131,7 @@ class NcclKvServiceImpl final : public NcclKvService, private v1::KvNccl::Callba
 
   Exporter* const exporter_;
   const NcclOptions options_;
+  const std::unique_ptr<kernels::DeviceLane> lane_;  // null: all by the host's memory
   const size_t slot_bytes_;
   Links links_;
   std::atomic<LinkId> last_link_{0};
@@ -206,7 +210,7 @@ void NcclKvServiceImpl::Open(LinkId id, LinkState* link, FetchKey fetch, const v
     return Refuse(link, fetch, absl::InvalidArgumentError("a fetch whose number does not ascend, or one too many"));
   }
   link->last_fetch = fetch;
-  absl::StatusOr<Claim> claim = exporter_->ClaimTicket(open);
+  absl::StatusOr<Claim> claim = exporter_->ClaimTicket(open, /*from_device=*/lane_ != nullptr);
   if (absl::IsPermissionDenied(claim.status()) || absl::IsInvalidArgument(claim.status())) {
     Count(absl::IsPermissionDenied(claim.status()) ? &NcclServerCounters::forged : &NcclServerCounters::malformed);
     return Refuse(link, fetch, claim.status());
@@ -282,24 +286,50 @@ absl::Status NcclKvServiceImpl::SendGroups(LinkState* link, absl::Time now) {
   return absl::OkStatus();
 }
 
-absl::Status NcclKvServiceImpl::SendGroup(LinkState* link, FetchKey fetch, Transfer* transfer, absl::Time now) {
-  const size_t piece_bytes = PieceBytes(exporter_->options().layout.block_bytes());
-  const size_t offset = link->pipe.NextOffset();
+absl::Status NcclKvServiceImpl::FillSlot(LinkState* link, Claim* claim, size_t offset, v1::NcclGroup* group) {
+  const size_t block_bytes = exporter_->options().layout.block_bytes();
+  const size_t piece_bytes = PieceBytes(block_bytes);
   size_t used = 0;
-  std::vector<size_t> sizes;
-  v1::NcclTell tell;
-  tell.set_fetch(fetch);
-  if (options_.before_group_for_test) options_.before_group_for_test(transfer->claim.id(), link->pipe.next_slot + 1);
-  while (static_cast<int>(sizes.size()) < kMaxNcclParts && used + piece_bytes <= slot_bytes_ && transfer->claim.HasBlock()) {
-    BlockPiece piece = transfer->claim.NextPiece();
-    if (absl::Status s = link->pipe.comm->CopyIn(offset + used, piece.bytes); !s.ok()) return s;
-    v1::NcclPart* part = tell.mutable_group()->add_parts();
+  std::vector<const void*> ended;  // blocks whose last piece is here, on the device
+  std::vector<v1::BlockSeal*> seals;
+  while (group->parts_size() < kMaxNcclParts && used + piece_bytes <= slot_bytes_ && claim->HasBlock()) {
+    const std::byte* const block = claim->bytes(claim->next_block()).data();
+    BlockPiece piece = claim->NextPiece();
+    absl::Status s = claim->from_device()
+                         ? lane_->Copy(link->pipe.comm->staging() + offset + used, piece.bytes.data(), piece.bytes.size())
+                         : link->pipe.comm->CopyIn(offset + used, piece.bytes);
+    if (!s.ok()) return s;
+    v1::NcclPart* part = group->add_parts();
     *part->mutable_seal() = std::move(piece.seal);
     part->set_offset(piece.offset);
     part->set_size(piece.bytes.size());
-    sizes.push_back(piece.bytes.size());
     used += piece.bytes.size();
+    if (!claim->from_device() || piece.offset + piece.bytes.size() < block_bytes) continue;
+    ended.push_back(block);
+    seals.push_back(part->mutable_seal());
   }
+  if (!claim->from_device()) return absl::OkStatus();
+  const absl::Time begin = absl::Now();
+  std::vector<uint64_t> sums(ended.size());
+  absl::Status s = lane_->Checksums(ended, block_bytes, sums);
+  for (size_t i = 0; i < seals.size() && s.ok(); ++i) seals[i]->set_checksum(sums[i]);
+  claim->AddPosting(absl::Now() - begin);
+  Count(&NcclServerCounters::device_bytes, static_cast<int64_t>(used));
+  return s;
+}
+
+absl::Status NcclKvServiceImpl::SendGroup(LinkState* link, FetchKey fetch, Transfer* transfer, absl::Time now) {
+  const size_t offset = link->pipe.NextOffset();
+  v1::NcclTell tell;
+  tell.set_fetch(fetch);
+  if (options_.before_group_for_test) options_.before_group_for_test(transfer->claim.id(), link->pipe.next_slot + 1);
+  absl::Status filled = FillSlot(link, &transfer->claim, offset, tell.mutable_group());
+  if (!filled.ok()) {
+    if (lane_ != nullptr) (void)lane_->Wait();  // nothing reads the blocks or writes the slot any more
+    return absl::UnavailableError(filled.message());
+  }
+  std::vector<size_t> sizes;
+  for (const v1::NcclPart& part : tell.group().parts()) sizes.push_back(part.size());
   if (sizes.empty()) return absl::OkStatus();  // told to stop just now
   absl::StatusOr<uint64_t> number = link->pipe.comm->SendGroup(offset, sizes);
   if (!number.ok()) return number.status();
@@ -466,7 +496,10 @@ class NcclKvServer final : public TransportServer {
 absl::StatusOr<std::shared_ptr<NcclKvService>> NcclKvService::Create(Exporter* exporter, NcclOptions options) {
   absl::StatusOr<std::string> nccl = StartNccl(options.network_trusted);
   if (!nccl.ok()) return nccl.status();
-  return std::make_shared<NcclKvServiceImpl>(exporter, std::move(options));
+  absl::StatusOr<std::unique_ptr<kernels::DeviceLane>> lane =
+      LaneFor(options.device, exporter->options().layout.block_bytes());
+  if (!lane.ok()) return lane.status();
+  return std::make_shared<NcclKvServiceImpl>(exporter, std::move(options), *std::move(lane));
 }
 
 std::unique_ptr<TransportServer> MakeNcclKvServer(Exporter* exporter, std::shared_ptr<NcclKvService> service,

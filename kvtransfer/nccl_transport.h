@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/rpc/security.h"
+#include "kernels/device_space.h"
 #include "kvtransfer/exporter.h"
 #include "kvtransfer/transport.h"
 
@@ -34,6 +35,9 @@ struct NcclOptions {
   absl::Duration init_timeout = absl::Seconds(30);  // for a communicator to be made
   // For a group to complete once it is posted at both ends; NCCL itself would wait forever.
   absl::Duration group_timeout = absl::Seconds(10);
+  // Where the KV of pools with a device is: blocks go between its memory and the staging buffers by copies on the device, and
+  // checksums are made there, but where tickets promise tags. Null: by the host's memory. Outlives the transport.
+  kernels::DeviceSpace* device = nullptr;
   // Tests: called on the server's thread before a group is sent.
   std::function<void(TransferId id, uint64_t group)> before_group_for_test;
 };
@@ -47,12 +51,13 @@ struct NcclServerCounters {
   uint64_t forged = 0;
   uint64_t refused = 0;
   uint64_t completed = 0;
+  uint64_t device_bytes = 0;  // sent from a device's memory without the host's
 };
 
 // The service for a GrpcKvServer (GrpcKvOptions.services), which keeps it alive; then the TransportServer over it.
 class NcclKvService {
  public:
-  // FAILED_PRECONDITION: StartNccl. The exporter outlives it.
+  // FAILED_PRECONDITION: StartNccl. INTERNAL: the device. The exporter outlives it.
   static absl::StatusOr<std::shared_ptr<NcclKvService>> Create(Exporter* exporter, NcclOptions options);
   virtual ~NcclKvService() = default;
   virtual grpc::Service* service() = 0;
@@ -65,7 +70,7 @@ class NcclKvService {
 std::unique_ptr<TransportServer> MakeNcclKvServer(Exporter* exporter, std::shared_ptr<NcclKvService> service,
                                                   const v1::Endpoint& kv_port);
 
-// FAILED_PRECONDITION: StartNccl.
+// FAILED_PRECONDITION: StartNccl. INTERNAL: the device.
 absl::StatusOr<std::unique_ptr<TransportClient>> StartNcclKvClient(ReceiverOptions receiver, NcclOptions options);
 
 }  // namespace baton::kvtransfer

@@ -9,8 +9,11 @@
 
 namespace baton::kvtransfer {
 
-Reception::Reception(const ReceiverOptions* options, absl::string_view transport, FetchRequest request)
+Reception::Reception(const ReceiverOptions* options, absl::string_view transport, FetchRequest request, bool to_device)
     : options_(options), transport_(transport), request_(std::move(request)), started_(absl::Now()) {
+  kvcache::BlockLease& destination = request_.destination;
+  to_device_ = to_device && !request_.ticket.block_tags() && !destination.empty() && destination.pool()->device() != nullptr;
+  for (size_t i = 0; i < destination.blocks().size(); ++i) destination.SetOnDevice(i, false);
   const size_t total = static_cast<size_t>(request_.ticket.blocks_size());
   const size_t asked = total - std::min<size_t>(total, request_.first_block);
   blocks_.resize(asked);
@@ -84,7 +87,13 @@ absl::StatusOr<std::span<std::byte>> Reception::Place(const v1::BlockSeal& seal,
   if ((*block)->placed != 0) return std::span<std::byte>();
   (*block)->placed = all_pieces();
   (*block)->seal = seal;
-  return request_.destination.bytes(seal.block_idx() - request_.first_block);
+  return place(seal.block_idx());
+}
+
+std::span<std::byte> Reception::place(size_t block_idx) const {
+  const size_t i = block_idx - request_.first_block;
+  if (!to_device_) return request_.destination.bytes(i);
+  return {request_.destination.device_bytes(i), options_->layout.block_bytes()};
 }
 
 absl::StatusOr<std::span<std::byte>> Reception::PlacePiece(const v1::BlockSeal& seal, uint64_t offset, size_t length) {
@@ -100,7 +109,7 @@ absl::StatusOr<std::span<std::byte>> Reception::PlacePiece(const v1::BlockSeal& 
   if (((*block)->placed & bit) != 0) return std::span<std::byte>();
   (*block)->placed |= bit;
   if (offset + length == total) (*block)->seal = seal;
-  return request_.destination.bytes(seal.block_idx() - request_.first_block).subspan(offset, length);
+  return place(seal.block_idx()).subspan(offset, length);
 }
 
 absl::Status Reception::Arrived(size_t block_idx) {
@@ -111,6 +120,28 @@ absl::Status Reception::Arrived(size_t block_idx) {
 absl::Status Reception::PieceArrived(size_t block_idx, uint64_t offset) {
   blocks_[block_idx - request_.first_block].landed |= uint64_t{1} << (offset / piece_bytes());
   return CheckLanded(block_idx);
+}
+
+bool Reception::PieceLanded(size_t block_idx, uint64_t offset) {
+  Block& block = blocks_[block_idx - request_.first_block];
+  block.landed |= uint64_t{1} << (offset / piece_bytes());
+  return block.landed == all_pieces() && !block.verified;
+}
+
+absl::Status Reception::CheckChecksum(size_t block_idx, uint64_t checksum) const {
+  if (options_->unchecked_for_bench || checksum == blocks_[block_idx - request_.first_block].seal.checksum()) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat("block ", block_idx, " arrived with a wrong checksum; its bytes are discarded, prefill again"));
+}
+
+absl::Status Reception::TakeChecksum(size_t block_idx, uint64_t checksum) {
+  if (absl::Status s = CheckChecksum(block_idx, checksum); !s.ok()) return s;
+  blocks_[block_idx - request_.first_block].verified = true;
+  request_.destination.SetOnDevice(block_idx - request_.first_block, true);
+  ++num_verified_;
+  return absl::OkStatus();
 }
 
 absl::Status Reception::CheckLanded(size_t block_idx) {
@@ -129,10 +160,7 @@ absl::Status Reception::CheckLanded(size_t block_idx) {
     block.check->Add(bytes.subspan(offset, std::min(piece, bytes.size() - offset)));
   }
   if (block.checked * piece < bytes.size()) return absl::OkStatus();
-  if (!options_->unchecked_for_bench && block.check->checksum() != block.seal.checksum()) {
-    return absl::DataLossError(
-        absl::StrCat("block ", block_idx, " arrived with a wrong checksum; its bytes are discarded, prefill again"));
-  }
+  if (absl::Status s = CheckChecksum(block_idx, block.check->checksum()); !s.ok()) return s;
   if (request_.ticket.block_tags() && !TagsEqual(block.check->TakeTag(), block.seal.tag())) {
     return absl::PermissionDeniedError(
         absl::StrCat("block ", block_idx, " arrived with a wrong tag: it was altered on the way; prefill again"));

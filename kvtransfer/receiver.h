@@ -21,7 +21,8 @@ namespace baton::kvtransfer {
 class Reception {
  public:
   // Parts that are `options`, `transport` and clock stay the caller's and outlive it.
-  Reception(const ReceiverOptions* options, absl::string_view transport, FetchRequest request);
+  // to_device: the transport can write the memory of the destination's device, and does so if to_device() says it.
+  Reception(const ReceiverOptions* options, absl::string_view transport, FetchRequest request, bool to_device = false);
 
   // What must hold before anything is sent: CheckTicketForFetch, an endpoint for this transport, tags if required, room
   // for each block that is missing. Nothing else may be called before it said OK.
@@ -41,6 +42,13 @@ class Reception {
   // The same for one piece (PieceBytes) of a block, in any order; the seal's checksum and tag count in the last one.
   absl::StatusOr<std::span<std::byte>> PlacePiece(const v1::BlockSeal& seal, uint64_t offset, size_t length);
   absl::Status PieceArrived(size_t block_idx, uint64_t offset);
+  // Whether places are in the memory of the destination's device. Then PieceLanded in place of PieceArrived, for pieces that
+  // are there: true for a block's last one, whose checksum (BlockChecksum) is then the transport's to make; and TakeChecksum
+  // with it, whose errors are Arrived's.
+  bool to_device() const { return to_device_; }
+  bool PieceLanded(size_t block_idx, uint64_t offset);
+  absl::Status TakeChecksum(size_t block_idx, uint64_t checksum);
+  std::span<std::byte> place(size_t block_idx) const;  // of the whole block
   // The sender's last message: its error, or OK when it says that all is valid. DATA_LOSS, PERMISSION_DENIED: the message
   // itself is not.
   absl::Status TakeEnd(const v1::TransferEnd& end);
@@ -64,10 +72,12 @@ class Reception {
   absl::StatusOr<Block*> Find(const v1::BlockSeal& seal);
   // Looks at the pieces that have landed in order.
   absl::Status CheckLanded(size_t block_idx);
+  absl::Status CheckChecksum(size_t block_idx, uint64_t checksum) const;
 
   const ReceiverOptions* options_;
   absl::string_view transport_;
   FetchRequest request_;
+  bool to_device_ = false;
   absl::Time started_;
   std::unique_ptr<BlockTagger> tagger_;  // null: no tags
   std::vector<Block> blocks_;            // [ticket block - first_block]

@@ -1,7 +1,8 @@
 // Cosines and sines of the rotary position embedding.
 //
-// On the CPU computed per batch, for the rows at hand (a device keeps them: device_angles.h): a table of all positions would take 67 MB for Gemma 3's two bases and
-// 32,768 positions, and half a second at start. A value is a pure function of (rope, position), equal on every host.
+// On the CPU computed per batch, for the rows at hand (a device keeps them: device_angles.h): a table of all positions would
+// take 67 MB for Gemma 3's two bases and 32,768 positions, and half a second at start. A value is a pure function of (rope,
+// position), equal on every host.
 //
 // Thread contract: const after construction.
 #ifndef BATON_MODEL_ROPE_H_

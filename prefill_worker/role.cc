@@ -26,14 +26,15 @@ absl::StatusOr<rpc::WorkerHost::ServeEnd> ServeRole(const worker::Parts& parts) 
   kvtransfer::Exporter exporter(parts.ExporterOptions());
   kvtransfer::LinkService link_service(&exporter);
   const absl::StatusOr<std::vector<std::unique_ptr<kvtransfer::TransportServer>>> transports =
-      kvtransfer::StartKvServers(config, host->security(), &exporter, &link_service);
+      kvtransfer::StartKvServers(config, host->security(), &exporter, &link_service, model->transfer_device());
   if (!transports.ok()) return transports.status();
   // For the KV of finished turns, which decode workers export.
   std::unique_ptr<kvtransfer::FailoverClient> history_client;
   std::map<std::string, kvtransfer::TransportClient*> history_transports;
   if (config.kv_history()) {
     absl::StatusOr<std::unique_ptr<kvtransfer::FailoverClient>> client =
-        kvtransfer::StartKvClient(config, host->security(), parts.ReceiverOptions(), rpc::PeerRole::kDecode, {});
+        kvtransfer::StartKvClient(config, host->security(), parts.ReceiverOptions(), rpc::PeerRole::kDecode, {},
+                                  model->transfer_device());
     if (!client.ok()) return client.status();
     history_client = *std::move(client);
     for (const char* name : {"ucx", "nccl", "grpc"}) history_transports[name] = history_client.get();

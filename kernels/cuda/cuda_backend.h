@@ -25,6 +25,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/cuda_lane.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/kernels.h"
@@ -80,6 +81,7 @@ class CudaBackend final : public Backend, public DeviceSpace {
   void WaitCopies(CopyId id) override;
   absl::Status Pin(void* memory, size_t bytes) override;
   void Unpin(void* memory) override;
+  absl::StatusOr<std::unique_ptr<DeviceLane>> CreateLane() override { return CudaLane::Create(); }
   absl::Status CheckLayout(const KvLayout& layout) const override;
 
  private:

@@ -2,7 +2,8 @@
 // chosen when linking: cuda_memory.cc (--config=cuda) and emulator/host_memory.cc, where memory is a region that host
 // code cannot touch and streams are late as they like.
 //
-// Thread contract: one thread at a time, as for the kernels. Statuses: INTERNAL with CUDA's message but where said.
+// Thread contract: any number of threads, each object and stream for one at a time. Statuses: INTERNAL with CUDA's message
+// but where said.
 #ifndef BATON_KERNELS_CUDA_DEVICE_MEMORY_H_
 #define BATON_KERNELS_CUDA_DEVICE_MEMORY_H_
 

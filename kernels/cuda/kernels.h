@@ -171,6 +171,17 @@ size_t PrefillAttentionSharedBytes(const KvLayout& layout, bool tensor_cores);
 void DecodeAttention(const AttentionArgs& args, Stream stream);
 
 
+// XXH3-64 of `bytes` bytes at each of data[0, n), to sums[0, n): what kvtransfer's checksums of blocks are.
+inline constexpr int kMaxChecksums = 64;
+struct ChecksumArgs {
+  const void* data[kMaxChecksums] = {};  // 8-byte aligned
+  int n = 0;
+  int64_t bytes = 0;  // more than 240, a multiple of 8
+  uint64_t* sums = nullptr;
+};
+void Checksums(const ChecksumArgs& args, Stream stream);
+
+
 // Draws a token for each row (sample.cu says how it compares with engine/sampler.h). What it has not (penalties, bias,
 // top_k, top_p, log-probabilities) is the host's.
 struct SampleRow {

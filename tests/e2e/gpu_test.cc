@@ -47,6 +47,14 @@ TEST_F(GpuClusterTest, TokensAreThoseOfTheCpu) {
       ASSERT_TRUE(want.ok()) << want.status();
       for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
       moved += got.summary.kv().bytes();
+      if (transport == "nccl" && got.summary.kv().bytes() > 0) {
+        EXPECT_EQ(got.summary.kv().detail(), "loopback, device memory");
+      }
+    }
+    // From device to device, or down and up again.
+    for (const auto& worker : (*cluster)->workers()) {
+      const double copied = (*cluster)->Metric(worker->http, "baton_kv_blocks_copied_total");
+      EXPECT_EQ(copied > 0, transport != "nccl") << worker->name << " copied " << copied;
     }
     EXPECT_GT(moved, 0u);
     auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);

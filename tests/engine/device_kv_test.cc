@@ -114,6 +114,54 @@ TEST(DeviceKvTest, WhatIsExportedWasCopiedToTheHostFirst) {
   EXPECT_EQ(device.device->uploads, 0);
 }
 
+// A transport reads them there; the host's memory gets those that somebody asks for.
+TEST(DeviceKvTest, WhatIsExportedFromTheDeviceIsCopiedWhenAsked) {
+  EngineOptions options = Roomy();
+  options.max_batch_tokens = 6;
+  const Request request = PromptOf(23, 8);
+  TestEngine host(options);
+  options.exports_from_device = true;
+  TestEngine device = OnDevice(options);
+  const auto want = Prefill(&host, request), got = Prefill(&device, request);
+  EXPECT_EQ(got->num_computed, 23);
+  EXPECT_EQ(device.device->downloads, 0);
+  std::vector<std::vector<std::byte>> there;  // the test's device is ordinary memory
+  for (size_t i = 0; i < got->lease.blocks().size(); ++i) {
+    there.emplace_back(got->lease.device_bytes(i), got->lease.device_bytes(i) + got->lease.bytes(i).size());
+  }
+  EXPECT_EQ(there, want->whole);
+  EXPECT_NE(BytesOf(got->lease, 6), want->whole);
+  bool done = false;
+  device.core->CopyToHost(got->lease.Share(0, 6), [&] {
+    done = true;
+    EXPECT_EQ(BytesOf(got->lease, 6), want->whole);
+  });
+  EXPECT_FALSE(done);
+  device.RunDry();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(device.core->load().blocks_to_host, 6);
+}
+
+// Written by a lane, as a transport's that receives into the device's memory.
+TEST(DeviceKvTest, WhatCameToTheDeviceIsNotCopiedThere) {
+  const Request request = PromptOf(23, 8);
+  EngineOptions options = Roomy();
+  options.exports_from_device = true;
+  TestEngine prefill = OnDevice(options), decode = OnDevice(options);
+  const auto first = Prefill(&prefill, request);
+  kvcache::BlockLease room = Room(&decode, request);
+  for (size_t i = 0; i < room.blocks().size(); ++i) {
+    std::memcpy(room.device_bytes(i), first->lease.device_bytes(i), room.bytes(i).size());
+    room.SetOnDevice(i, true);
+  }
+  auto sink = std::make_shared<ExportSink>(1);
+  decode.core->SubmitDecode(request, std::move(room), first->tokens, sink, decode.clock.Now());
+  decode.RunDry();
+  EXPECT_TRUE(sink->status.ok()) << sink->status;
+  EXPECT_EQ(Joined(*first, *sink), RunAlone(request).token_ids);
+  EXPECT_EQ(decode.device->uploads + decode.device->downloads, 0);
+}
+
 TEST(DeviceKvTest, StepsGoOnWhileBlocksAreCopied) {
   EngineOptions options = Roomy();
   options.max_batch_tokens = 8;

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -157,7 +158,7 @@ absl::Status ToStatus(const char* error) {
 
 absl::Status StartCopy(void* to, const void* from, size_t bytes, Stream stream) {
   if (bytes == 0) return absl::OkStatus();
-  ++cuda_emulator::TheCounts().copies;
+  ++std::atomic_ref(cuda_emulator::TheCounts().copies);
   cuda_emulator::Enqueue(stream, [=] {
     Arena::Get().Open();
     std::memcpy(to, from, bytes);

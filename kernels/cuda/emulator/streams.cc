@@ -1,6 +1,7 @@
 #include "kernels/cuda/emulator/streams.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -9,6 +10,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "common/mutex.h"
 
 namespace baton::cuda_emulator {
 
@@ -51,6 +54,33 @@ State& TheState() {
   return *state;
 }
 
+// Held while any work runs and while queues change. Work waits for other work, so a thread may take it again.
+class Exclusive {
+ public:
+  Exclusive() {
+    if (owner_ != std::this_thread::get_id()) {
+      mu_.Lock();
+      owner_ = std::this_thread::get_id();
+    }
+    ++depth_;
+  }
+  ~Exclusive() {
+    if (--depth_ > 0) return;
+    owner_ = std::thread::id();
+    mu_.Unlock();
+  }
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+
+ private:
+  static Mutex mu_;
+  static std::atomic<std::thread::id> owner_;
+  static int depth_;  // of the owner's
+};
+Mutex Exclusive::mu_;
+std::atomic<std::thread::id> Exclusive::owner_;
+int Exclusive::depth_ = 0;
+
 void RunOne(CUstream_st* stream) {
   if (stream->running) Die("a stream waits for itself");
   stream->running = true;
@@ -78,16 +108,19 @@ void Put(CUstream_st* stream, std::function<void()> work) {
 }  // namespace
 
 void SetHaste(Haste haste, uint32_t seed) {
+  const Exclusive exclusive;
   TheState().haste = haste;
   TheState().rng.seed(seed);
 }
 
 CUstream_st* NewStream() {
+  const Exclusive exclusive;
   TheState().streams.push_back(new CUstream_st());
   return TheState().streams.back();
 }
 
 void DeleteStream(CUstream_st* stream) {
+  const Exclusive exclusive;
   if (stream->capture != nullptr) Die("a stream that is captured is deleted");
   RunAll();  // others may have work that waits for this one's
   std::erase(TheState().streams, stream);
@@ -95,6 +128,7 @@ void DeleteStream(CUstream_st* stream) {
 }
 
 void Enqueue(CUstream_st* stream, std::function<void()> work) {
+  const Exclusive exclusive;
   ++TheState().counts.launches;
   if (stream != nullptr && stream->capture != nullptr) {
     if (!stream->capture->spoilt) stream->capture->graph->work.push_back(std::move(work));
@@ -104,23 +138,33 @@ void Enqueue(CUstream_st* stream, std::function<void()> work) {
 }
 
 Mark MarkOf(CUstream_st* stream) {
+  const Exclusive exclusive;
   if (stream != nullptr && stream->capture != nullptr) Die("not emulated: an event in a stream that is captured");
   return {stream, stream == nullptr ? 0 : stream->queued};
 }
 
-bool Passed(const Mark& mark) { return mark.stream == nullptr || mark.stream->done >= mark.count; }
+bool Passed(const Mark& mark) {
+  const Exclusive exclusive;
+  return mark.stream == nullptr || mark.stream->done >= mark.count;
+}
 
 void RunTo(const Mark& mark) {
+  const Exclusive exclusive;
   while (!Passed(mark)) RunOne(mark.stream);
 }
 
 void RunAll() {
+  const Exclusive exclusive;
   for (CUstream_st* stream : TheState().streams) RunTo({stream, stream->queued});
 }
 
-bool IsCapturing(CUstream_st* stream) { return stream != nullptr && stream->capture != nullptr; }
+bool IsCapturing(CUstream_st* stream) {
+  const Exclusive exclusive;
+  return stream != nullptr && stream->capture != nullptr;
+}
 
 const char* BeginCapture(CUstream_st* stream) {
+  const Exclusive exclusive;
   if (stream == nullptr || IsCapturing(stream) || TheState().graph_fault == GraphFault::kBegin) {
     return "operation not permitted";
   }
@@ -131,6 +175,7 @@ const char* BeginCapture(CUstream_st* stream) {
 }
 
 const char* EndCapture(CUstream_st* stream, std::shared_ptr<const Graph>* graph) {
+  const Exclusive exclusive;
   if (!IsCapturing(stream)) return "operation not permitted on a stream that is not capturing";
   if (stream->capture->thread != std::this_thread::get_id()) return "attempt to end a capture that another thread began";
   const std::unique_ptr<CUstream_st::Capture> capture = std::move(stream->capture);
@@ -141,6 +186,7 @@ const char* EndCapture(CUstream_st* stream, std::shared_ptr<const Graph>* graph)
 }
 
 const char* LaunchGraph(const std::shared_ptr<const Graph>& graph, CUstream_st* stream) {
+  const Exclusive exclusive;
   if (IsCapturing(stream)) Die("not emulated: a graph in a graph");
   if (TheState().graph_fault == GraphFault::kLaunch) return "out of memory";
   ++TheState().counts.graphs;
@@ -149,6 +195,7 @@ const char* LaunchGraph(const std::shared_ptr<const Graph>& graph, CUstream_st* 
 }
 
 const char* RefusedWhileCapturing() {
+  const Exclusive exclusive;
   const char* refused = nullptr;
   for (CUstream_st* stream : TheState().streams) {
     if (!IsCapturing(stream) || stream->capture->thread != std::this_thread::get_id()) continue;

@@ -2,7 +2,8 @@
 // sooner, as SetHaste says. So an order that host code forgot to ask for (an event that a stream should wait for, a
 // wait of the host's) does not come about by luck, and a test that compares results shows it.
 //
-// Thread contract: one thread at a time.
+// Thread contract: any number of threads, each stream for one at a time. Work of all of them runs one after the other, on
+// whichever thread waits.
 #ifndef BATON_KERNELS_CUDA_EMULATOR_STREAMS_H_
 #define BATON_KERNELS_CUDA_EMULATOR_STREAMS_H_
 
