@@ -1,10 +1,14 @@
 #include "tests/gpu/selftest.h"
 
+#define XXH_INLINE_ALL  // the program is to run where xxHash's library is not
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <span>
 #include <tuple>
 
@@ -298,6 +302,21 @@ std::string CheckSample(int vocab, int m, uint32_t seed) {
   return Compare(device.Get(ids, m), expected, device);
 }
 
+std::string CheckChecksums(int64_t bytes, int n, uint32_t seed) {
+  Device device;
+  std::mt19937_64 rng(seed);
+  std::vector<uint64_t> words(n * bytes / 8), expected(n);
+  for (uint64_t& word : words) word = rng();
+  const uint64_t* const data = device.Put(words);
+  ChecksumArgs args = {.n = n, .bytes = bytes, .sums = device.New<uint64_t>(n)};
+  for (int i = 0; i < n; ++i) {
+    args.data[i] = data + i * bytes / 8;
+    expected[i] = XXH3_64bits(words.data() + i * bytes / 8, bytes);
+  }
+  if (device.status().ok()) Checksums(args, kStream);
+  return Compare(device.Get(args.sums, expected.size()), expected, device);
+}
+
 // Seconds of one call, after a first.
 double TimeOf(Device& device, const std::function<void()>& launch) {
   constexpr int kCalls = 20;
@@ -371,6 +390,19 @@ Timing TimeAttention(bool tensor_cores, int batch, int keys, int rows, absl::Sta
   return timing;
 }
 
+// KV blocks of 16 tokens: 2 MiB for 32 layers of 8 heads of 128.
+Timing TimeChecksums(int n, absl::Status* status) {
+  constexpr int64_t kBytes = 2 << 20;
+  Device device;
+  std::byte* const data = device.New<std::byte>(n * kBytes);
+  ChecksumArgs args = {.n = n, .bytes = kBytes, .sums = device.New<uint64_t>(n)};
+  for (int i = 0; i < n; ++i) args.data[i] = data + i * kBytes;
+  Timing timing = {.name = absl::StrCat("checksums, ", n, " blocks of 2 MiB"), .bytes = static_cast<double>(n * kBytes)};
+  if (device.status().ok()) timing.seconds = TimeOf(device, [&] { Checksums(args, kStream); });
+  *status = device.status();
+  return timing;
+}
+
 }  // namespace
 
 std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
@@ -422,6 +454,9 @@ std::vector<CheckResult> RunChecks(bool large, uint32_t seed) {
     }
   }
   for (CheckResult& result : RunStreamChecks(large)) results.push_back(std::move(result));
+  for (const int64_t bytes : {248, 33'800 * size, 65'536 * size}) {
+    add(absl::StrCat("checksums of ", bytes, " bytes"), CheckChecksums(bytes, 3 * size, seed));
+  }
   add("sample", CheckSample(large ? 128256 : 1500, 8, seed));
   return results;
 }
@@ -451,6 +486,10 @@ absl::StatusOr<std::vector<Timing>> RunTimings() {
       timings.push_back(TimeAttention(tensor_cores, batch, keys, rows, &status));
       if (!status.ok()) return status;
     }
+  }
+  for (const int n : {2, 64}) {
+    timings.push_back(TimeChecksums(n, &status));
+    if (!status.ok()) return status;
   }
   return timings;
 }
