@@ -271,6 +271,31 @@ TEST_F(NcclDeviceTest, BlocksWithTagsGoByTheHost) {
 }
 
 // Checksums are the same wherever they are made, so either side chooses for itself.
+// A claim of the host's memory that is there before the blocks are.
+TEST_F(NcclDeviceTest, BlocksThatAreSealedLaterAreAskedForThen) {
+  Start({}, /*tags=*/true);
+  const auto ticket = exporter_->Export(Spec(kBlocks, "r1"), Lease(kBlocks, 11));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  Outcome outcome;
+  client_->Fetch(Ask(*ticket), outcome.Callback());
+  EXPECT_TRUE(Eventually([&] { return exporter_->counters().in_flight == 1; }));
+  EXPECT_EQ(ServeCopies(), 0) << "nothing is sealed";
+  exporter_->Seal(TransferId::Of(*ticket), 2);
+  EXPECT_EQ(ServeCopies(), 1);
+  EXPECT_EQ(from_->device()->copied().to_host, 2);
+  exporter_->Seal(TransferId::Of(*ticket), 2);
+  EXPECT_EQ(ServeCopies(), 0);
+  exporter_->Seal(TransferId::Of(*ticket), 7);
+  EXPECT_EQ(ServeCopies(), 1);
+  EXPECT_EQ(from_->device()->copied().to_host, 7);
+  exporter_->Close(TransferId::Of(*ticket), false, "");
+  EXPECT_EQ(ServeCopies(), 1);
+  EXPECT_EQ(from_->device()->copied().to_host, kBlocks);
+  const auto stats = outcome.Wait();
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_TRUE(HoldsAll(outcome.destination(), kBlocks, 11, /*on_device=*/false));
+}
+
 class OneSideTest : public NcclDeviceTest, public ::testing::WithParamInterface<bool> {};
 INSTANTIATE_TEST_SUITE_P(Sides, OneSideTest, ::testing::Bool());
 
