@@ -2,6 +2,11 @@
 // serve requests, hand their KV over, and give the tokens of the CPU.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <csignal>
+#include <thread>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
 #include "tests/e2e/one_process.h"
@@ -19,8 +24,10 @@ class GpuClusterTest : public testing::Test {
  protected:
   GpuClusterTest() : model_(testing::TempDir() + "/tiny.gguf") { EXPECT_TRUE(fakes::WriteTinyGguf({}, model_).ok()); }
   absl::StatusOr<std::unique_ptr<Cluster>> Start(std::vector<std::string> prefill, std::vector<std::string> decode,
-                                                 const std::string& transport, const std::string& numerics = "f32") {
+                                                 const std::string& transport, const std::string& numerics = "f32",
+                                             int num_prefill = 1) {
     return Cluster::Start({.model = model_,
+                           .prefill = num_prefill,
                            .flags = {"--kv-memory-mib=4", "--numerics=" + numerics, "--kv-dtype=f16", "--max-batch-tokens=32",
                                      "--kv-transport=" + transport},
                            .prefill_flags = std::move(prefill),
@@ -63,6 +70,47 @@ TEST_F(GpuClusterTest, TokensAreThoseOfTheCpu) {
     EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-f32");
     const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
     EXPECT_TRUE(quiet.ok()) << quiet;
+  }
+}
+
+// While its blocks are read from its device's memory, and written to another's.
+TEST_F(GpuClusterTest, AKilledPrefillWorkerHangsNothingAndItsNextLifeHandsOverFromItsDevice) {
+  auto cluster = Start({"--isa=cuda"}, {"--isa=cuda"}, "nccl", "f32", /*num_prefill=*/2);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  WorkerProcess* victim = nullptr;
+  for (auto& worker : (*cluster)->workers()) victim = worker->role == "prefill" ? worker.get() : victim;
+  constexpr int kClients = 3, kEach = 4;
+  std::vector<Generation> got(kClients * kEach);
+  std::atomic<int> begun = 0;
+  std::vector<std::thread> clients;
+  for (int c = 0; c < kClients; ++c) {
+    clients.emplace_back([&, c] {
+      for (int i = c * kEach; i < (c + 1) * kEach; ++i) {
+        if (++begun == 5) victim->process->Signal(SIGKILL);
+        got[i] = (*cluster)->Generate(RandomRequest(1000 + i, kShape), absl::Seconds(120));
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  ASSERT_TRUE((*cluster)->Restart(*victim).ok());
+  ASSERT_TRUE((*cluster)->WaitReady(absl::Seconds(60)).ok());
+  for (auto& worker : (*cluster)->workers()) {
+    if (worker->role == "prefill" && worker.get() != victim) worker->process->Signal(SIGKILL);
+  }
+  bool from_device = false;
+  for (int i = kClients * kEach; i < kClients * kEach + 4; ++i) {
+    got.push_back((*cluster)->Generate(RandomRequest(1000 + i, kShape), absl::Seconds(120)));
+    from_device |= got.back().summary.kv().detail() == "loopback, device memory";
+  }
+  EXPECT_TRUE(from_device) << "a new communicator with the new process";
+  OneProcess oracle(model_, {"--numerics=f32", "--kv-dtype=f16", "--isa=scalar"});
+  for (size_t i = 0; i < got.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("seed ", 1000 + i));
+    ASSERT_TRUE(got[i].status.ok()) << got[i].status.error_message();
+    EXPECT_EQ(got[i].violation, "");
+    auto want = oracle.Run(RandomRequest(1000 + i, kShape));
+    ASSERT_TRUE(want.ok()) << want.status();
+    for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got[i].choices[c].token_ids, (*want)[c].token_ids);
   }
 }
 
