@@ -43,12 +43,17 @@ std::optional<Isa> IsaFromName(absl::string_view name);
 // codes expanded to 8. kBoth: few rows use the first, many the second; formats that are the same in both are held once.
 enum class WeightLayout { kDecode, kPrefill, kBoth };
 
+// Which part of a weight each of several devices holds, for a backend of several (kernels/cuda/tensor_parallel.h); others hold
+// all of it. kRows: some of the output features. kColumns: some of the inputs, so that products are sums over devices.
+enum class WeightSplit { kNone, kRows, kColumns };
+
 // A weight as the model file has it: `rows` output features of `cols` inputs each, one row after the other.
 struct HostTensor {
   DType dtype = DType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
   const void* data = nullptr;  // not owned; need not outlive PackWeights
+  WeightSplit split = WeightSplit::kNone;
 };
 
 // A weight in the backend's own layout.
@@ -106,7 +111,7 @@ class Backend {
   virtual NumericsClass numerics() const = 0;
 
   // Never null; the tensor was validated by the loader (cols is a multiple of the format's block).
-  // RESOURCE_EXHAUSTED when there is no memory for it.
+  // RESOURCE_EXHAUSTED when there is no memory for it; FAILED_PRECONDITION when the backend cannot split it.
   virtual absl::StatusOr<std::unique_ptr<WeightMatrix>> PackWeights(const HostTensor& tensor) = 0;
 
   // out[0, cols) = row `row` of a packed weight, the same bits as DequantizeRow of the file's row.

@@ -20,9 +20,10 @@ bool RegisterDeviceBackend(absl::string_view name, DeviceBackendFactory factory)
   return Factories().emplace(std::string(name), factory).second;
 }
 
-absl::StatusOr<DeviceBackend> CreateDeviceBackend(absl::string_view name, NumericsClass numerics) {
+absl::StatusOr<DeviceBackend> CreateDeviceBackend(absl::string_view name, NumericsClass numerics,
+                                                  const TensorParallel& split) {
   const auto it = Factories().find(std::string(name));
-  if (it != Factories().end()) return it->second(numerics);
+  if (it != Factories().end()) return it->second(numerics, split);
   name = name.substr(0, name.find('-'));
   return absl::FailedPreconditionError(absl::StrCat("isa is ", name, ", and this program was built without it; build it with "
                                                     "--config=", name, ", or use auto"));

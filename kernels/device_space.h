@@ -47,6 +47,12 @@ class DeviceSpace {
 
   // 256-byte aligned, uninitialised. RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+  // The same for KV blocks, block b at b * layout.block_bytes(): a KvView's base. A space of several devices keeps some heads
+  // of each block on each; Upload, Download, CopyWithin, Clear and copies are then of whole blocks there, and its addresses
+  // have a meaning in calls of this space and its backend only.
+  virtual absl::StatusOr<void*> AllocateBlocks(const KvLayout& layout, int64_t num_blocks) {
+    return Allocate(static_cast<size_t>(num_blocks) * layout.block_bytes());
+  }
   // Waits for whatever may use it. Null: nothing.
   virtual void Free(void* memory) = 0;
   // Returns when `from` may be reused.
@@ -126,15 +132,20 @@ class DeviceArray {
  public:
   DeviceArray() = default;
   static absl::StatusOr<DeviceArray> Allocate(DeviceSpace* space, size_t bytes) {
-    absl::StatusOr<void*> memory = space->Allocate(bytes);
+    return Own(space, space->Allocate(bytes));
+  }
+  static absl::StatusOr<DeviceArray> AllocateBlocks(DeviceSpace* space, const KvLayout& layout, int64_t num_blocks) {
+    return Own(space, space->AllocateBlocks(layout, num_blocks));
+  }
+  void* data() const { return memory_.get(); }
+
+ private:
+  static absl::StatusOr<DeviceArray> Own(DeviceSpace* space, absl::StatusOr<void*> memory) {
     if (!memory.ok()) return memory.status();
     DeviceArray array;
     array.memory_ = {*memory, Release{space}};
     return array;
   }
-  void* data() const { return memory_.get(); }
-
- private:
   struct Release {
     DeviceSpace* space;
     void operator()(void* memory) const { space->Free(memory); }
@@ -149,13 +160,21 @@ struct DeviceBackend {
   // What of the device the bits of results depend on beside the class, like "sm_90a"; empty: nothing.
   std::string kind;
 };
-// INVALID_ARGUMENT for a class that it has not.
-using DeviceBackendFactory = absl::StatusOr<DeviceBackend> (*)(NumericsClass numerics);
+// Over how many devices a model is split. Both are powers of two, and `ranks` divides `slices`: products whose inputs are
+// split are always sums of so many slices in one order, so that results depend on `slices` and not on `ranks`.
+struct TensorParallel {
+  int ranks = 1;
+  int slices = 1;
+};
+// INVALID_ARGUMENT for a class, or numbers, that it has not.
+using DeviceBackendFactory = absl::StatusOr<DeviceBackend> (*)(NumericsClass numerics, const TensorParallel& split);
 
 // By the name in settings ("cuda"). Programs that have one register it before main (kernels/cuda/register_cuda.cc).
 bool RegisterDeviceBackend(absl::string_view name, DeviceBackendFactory factory);
-// FAILED_PRECONDITION: this program has none of that name. Else the factory's: UNAVAILABLE without a device.
-absl::StatusOr<DeviceBackend> CreateDeviceBackend(absl::string_view name, NumericsClass numerics);
+// FAILED_PRECONDITION: this program has none of that name. Else the factory's: UNAVAILABLE without a device,
+// FAILED_PRECONDITION without as many as ranks, all alike.
+absl::StatusOr<DeviceBackend> CreateDeviceBackend(absl::string_view name, NumericsClass numerics,
+                                                  const TensorParallel& split = {});
 
 }  // namespace baton::kernels
 

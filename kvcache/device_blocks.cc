@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<DeviceBlocks>> DeviceBlocks::Create(kernels::Devi
                                      why.message(), "; lower kv_memory_mib"));
   };
   std::unique_ptr<DeviceBlocks> blocks(new DeviceBlocks(space, host, num_blocks));
-  absl::StatusOr<kernels::DeviceArray> memory = kernels::DeviceArray::Allocate(space, bytes);
+  absl::StatusOr<kernels::DeviceArray> memory = kernels::DeviceArray::AllocateBlocks(space, host.layout, num_blocks);
   if (!memory.ok()) return no_room(memory.status());
   blocks->memory_ = *std::move(memory);
   blocks->view_ = {static_cast<std::byte*>(blocks->memory_.data()), host.layout};

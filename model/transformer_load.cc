@@ -4,10 +4,25 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "model/transformer.h"
 
 namespace baton::model {
+namespace {
+
+// Several devices share heads and the feed-forward's width, so that only what comes back to `dim` is a sum over them.
+kernels::WeightSplit SplitOf(const GgufTensor& tensor) {
+  for (const absl::string_view rows : {"attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"}) {
+    if (absl::EndsWith(tensor.name, rows)) return kernels::WeightSplit::kRows;
+  }
+  for (const absl::string_view columns : {"attn_output.weight", "ffn_down.weight"}) {
+    if (absl::EndsWith(tensor.name, columns)) return kernels::WeightSplit::kColumns;
+  }
+  return kernels::WeightSplit::kNone;
+}
+
+}  // namespace
 
 // Reads one tensor after the other through one buffer, so that the file's bytes and the backend's copy of the whole
 // model are never in memory together. Remembers the first error.
@@ -118,7 +133,8 @@ class Transformer::Loader {
     return Checked(tensor, backend_->PackWeights({.dtype = tensor.dtype,
                                                   .rows = tensor.dims[1],
                                                   .cols = tensor.dims[0],
-                                                  .data = bytes.data()}));
+                                                  .data = bytes.data(),
+                                                  .split = SplitOf(tensor)}));
   }
 
   std::unique_ptr<kernels::WeightMatrix> Checked(const GgufTensor& tensor,
@@ -153,7 +169,8 @@ Transformer::DeviceDemand Transformer::DemandOf(const GgufFile& file, const Mode
       if (tensor.name != "rope_freqs.weight") demand.device_bytes += tensor.num_elements * sizeof(float);
       continue;
     }
-    const kernels::HostTensor shape = {.dtype = tensor.dtype, .rows = tensor.dims[1], .cols = tensor.dims[0]};
+    const kernels::HostTensor shape = {
+        .dtype = tensor.dtype, .rows = tensor.dims[1], .cols = tensor.dims[0], .split = SplitOf(tensor)};
     const bool for_rows = tensor.name == "token_embd.weight" && !config.tied_head;
     const uint64_t packed = for_rows ? device.PackedRowsBytes(shape) : device.PackedBytes(shape);
     demand.device_bytes += packed;

@@ -356,6 +356,15 @@ CudaBackend::CopyId CudaBackend::StartDownloads(std::span<const Copy> copies) {
   return EndCopies();
 }
 
+CudaBackend::CopyId CudaBackend::StartStridedCopies(std::span<const StridedCopy> copies, CopyDirection direction) {
+  BeginCopies();
+  for (const StridedCopy& copy : copies) {
+    RequireOnDevice({direction == CopyDirection::kToDevice ? copy.to : copy.from});
+    RequireOk(StartStridedCopy(copy, direction, copy_stream_.get()));
+  }
+  return EndCopies();
+}
+
 bool CudaBackend::CopiesDone(CopyId id) {
   while (!copies_.empty() && copies_.front().id <= id && Require(copies_.front().done.Done())) {
     spare_events_.push_back(std::move(copies_.front().done));

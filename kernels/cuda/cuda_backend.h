@@ -84,6 +84,10 @@ class CudaBackend final : public Backend, public DeviceSpace {
   absl::StatusOr<std::unique_ptr<DeviceLane>> CreateLane() override { return CudaLane::Create(); }
   absl::Status CheckLayout(const KvLayout& layout) const override;
 
+  // StartUploads or StartDownloads of runs that lie apart.
+  CopyId StartStridedCopies(std::span<const StridedCopy> copies, CopyDirection direction);
+  Stream stream() const { return stream_.get(); }  // of the calls
+
  private:
   bool OnTensorCores(const KvLayout& layout) const {
     return numerics_ == NumericsClass::kBf16 && TensorCoresAttend(layout);

@@ -88,6 +88,14 @@ absl::StatusOr<uint64_t> FreeDeviceMemory() {
   return free;
 }
 
+absl::StatusOr<int> NumDevices() {
+  int devices = 0;
+  if (absl::Status status = ToStatus(cudaGetDeviceCount(&devices), "looking for GPUs"); !status.ok()) return status;
+  return devices;
+}
+
+absl::Status UseDevice(int device) { return ToStatus(cudaSetDevice(device), absl::StrCat("choosing GPU ", device)); }
+
 absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   DeviceMemory memory;
   const absl::Status status =
@@ -115,7 +123,7 @@ PinnedMemory::~PinnedMemory() {
 }
 
 absl::Status PinHostMemory(void* memory, size_t bytes) {
-  return ToStatus(cudaHostRegister(memory, bytes, cudaHostRegisterDefault),
+  return ToStatus(cudaHostRegister(memory, bytes, cudaHostRegisterPortable),
                   absl::StrCat("pinning ", bytes, " bytes of host memory for the GPU's copies"));
 }
 void UnpinHostMemory(void* memory) { cudaHostUnregister(memory); }
@@ -208,6 +216,16 @@ absl::Status StartCopyToDevice(void* to, const void* from, size_t bytes, Stream 
 
 absl::Status StartCopyFromDevice(void* to, const void* from, size_t bytes, Stream stream) {
   return StartCopy(to, from, bytes, cudaMemcpyDeviceToHost, stream);
+}
+
+absl::Status StartStridedCopy(const StridedCopy& copy, CopyDirection direction, Stream stream) {
+  if (copy.bytes == 0 || copy.rows == 0) return absl::OkStatus();
+  const size_t to_stride = copy.rows == 1 ? copy.bytes : copy.to_stride;
+  const size_t from_stride = copy.rows == 1 ? copy.bytes : copy.from_stride;
+  return ToStatus(cudaMemcpy2DAsync(copy.to, to_stride, copy.from, from_stride, copy.bytes, copy.rows,
+                                    direction == CopyDirection::kToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                    stream),
+                  "copying to or from the GPU");
 }
 
 absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream) {

@@ -2,6 +2,9 @@
 // chosen when linking: cuda_memory.cc (--config=cuda) and emulator/host_memory.cc, where memory is a region that host
 // code cannot touch and streams are late as they like.
 //
+// Where there are several devices: what is made here is of the thread's device (UseDevice), and work is given to its streams
+// only.
+//
 // Thread contract: any number of threads, each object and stream for one at a time. Statuses: INTERNAL with CUDA's message
 // but where said.
 #ifndef BATON_KERNELS_CUDA_DEVICE_MEMORY_H_
@@ -26,8 +29,12 @@ struct DeviceInfo {
   uint64_t shared_bytes_per_block = 0;  // at most, for a kernel that asks for it
   double tensor_flops_per_second = 0;   // of bf16 products summed in f32, by clock and kind; 0 if not known
 };
-// UNAVAILABLE when there is none.
+// Of the thread's device. UNAVAILABLE when there is none.
 absl::StatusOr<DeviceInfo> DescribeDevice();
+// UNAVAILABLE when there are none.
+absl::StatusOr<int> NumDevices();
+// The calling thread's device from now on; at first 0.
+absl::Status UseDevice(int device);
 
 // Of the device's memory, not allocated by anybody.
 absl::StatusOr<uint64_t> FreeDeviceMemory();
@@ -151,6 +158,16 @@ absl::Status CopyFromDevice(void* to, const void* from, size_t bytes, Stream str
 // and these do not; the host's memory must be pinned.
 absl::Status StartCopyToDevice(void* to, const void* from, size_t bytes, Stream stream);
 absl::Status StartCopyFromDevice(void* to, const void* from, size_t bytes, Stream stream);
+// `rows` runs of `bytes` each, whose begins lie a stride apart.
+struct StridedCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  size_t bytes = 0;
+  size_t rows = 1;
+  size_t to_stride = 0, from_stride = 0;  // bytes, at least `bytes`; of one row any
+};
+enum class CopyDirection { kToDevice, kFromDevice };
+absl::Status StartStridedCopy(const StridedCopy& copy, CopyDirection direction, Stream stream);
 absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream);
 absl::Status ClearDevice(void* to, size_t bytes, Stream stream);  // to zero
 // False: surely memory that a kernel must not be given (the emulator knows its own; CUDA is not asked, and says true).

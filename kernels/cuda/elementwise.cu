@@ -26,6 +26,22 @@ __global__ void __launch_bounds__(kThreads)
   if (i < dim) x[blockIdx.x * x_stride + i] += y[blockIdx.x * y_stride + i];
 }
 
+template <int kParts>
+__device__ __forceinline__ float TreeSum(const float* part, int64_t part_stride) {
+  if constexpr (kParts == 1) {
+    return *part;
+  } else {
+    return TreeSum<kParts / 2>(part, part_stride) + TreeSum<kParts / 2>(part + kParts / 2 * part_stride, part_stride);
+  }
+}
+
+template <int kParts>
+__global__ void __launch_bounds__(kThreads) SumTreeKernel(const float* parts, int dim, float* y, int64_t y_stride) {
+  const int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+  if (i >= dim) return;
+  y[blockIdx.x * y_stride + i] = TreeSum<kParts>(parts + int64_t{blockIdx.x} * dim + i, int64_t{gridDim.x} * dim);
+}
+
 // Element i of a row as the model's file has it.
 template <DType kDType>
 __device__ __forceinline__ float FileValue(const uint8_t* row, int64_t i) {
@@ -59,6 +75,28 @@ void GatedActivation(Activation act, float* gate, int64_t gate_stride, const flo
 
 void Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim, Stream stream) {
   Launch(AddKernel, dim3(m, CeilDiv(dim, kThreads)), dim3(kThreads), 0, stream, x, x_stride, y, y_stride, dim);
+}
+
+void SumTree(const float* parts, int num_parts, int m, int dim, float* y, int64_t y_stride, Stream stream) {
+  const auto launch = [&](auto* kernel) {
+    Launch(kernel, dim3(m, CeilDiv(dim, kThreads)), dim3(kThreads), 0, stream, parts, dim, y, y_stride);
+  };
+  switch (num_parts) {
+    case 1:
+      return launch(SumTreeKernel<1>);
+    case 2:
+      return launch(SumTreeKernel<2>);
+    case 4:
+      return launch(SumTreeKernel<4>);
+    case 8:
+      return launch(SumTreeKernel<8>);
+    case 16:
+      return launch(SumTreeKernel<16>);
+    case kMaxTreeParts:
+      return launch(SumTreeKernel<kMaxTreeParts>);
+    default:
+      return;  // the caller's to refuse
+  }
 }
 
 void Embed(const EmbedArgs& args, Stream stream) {

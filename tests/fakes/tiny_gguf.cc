@@ -176,6 +176,11 @@ Shape ShapeOf(const TinyModelOptions& options) {
       s.num_kv_heads = 1;
       break;
   }
+  if (options.num_kv_heads > 0) {
+    s.num_kv_heads = options.num_kv_heads;
+    s.num_heads = 2 * options.num_kv_heads;
+  }
+  if (options.ffn_dim > 0) s.ffn_dim = options.ffn_dim;
   return s;
 }
 

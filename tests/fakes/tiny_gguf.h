@@ -32,6 +32,7 @@ struct TinyModelOptions {
   int extra_vocab = 21;  // merged pairs after the specials, up to 200
   bool tied_head = true;
   float rope_linear_factor = 1;
+  int num_kv_heads = 0, ffn_dim = 0;  // 0: the family's; heads are then twice as many as KV heads
   std::string chat_template;  // instead of the usual one, which knows no tools
 };
 

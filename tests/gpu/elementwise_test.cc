@@ -1,4 +1,5 @@
 // Activations, sums and embeddings on the emulator against the CPU's plain C++ kernels, bit for bit.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -43,6 +44,37 @@ TEST(AddTest, HasTheBitsOfTheCpu) {
     Add(out.data(), 301, y.data(), 290, 3, 270, nullptr);
     return out;
   });
+}
+
+// Neighbours, then pairs of neighbours, and so on; and where subtrees were summed before, the same.
+TEST(SumTreeTest, IsABalancedTreeWhereverItIsCut) {
+  for (const auto& [m, dim, stride] : {std::tuple{1, 1, 1}, {3, 37, 40}, {2, 300, 300}, {5, 257, 259}}) {
+    for (int parts = 1; parts <= kMaxTreeParts; parts *= 2) {
+      const std::vector<float> values = Awkward(static_cast<size_t>(parts) * m * dim, static_cast<uint32_t>(parts));
+      const auto nan_apart = [](std::vector<float> out) {
+        for (float& value : out) value = std::isnan(value) ? -123.0f : value;  // its bits say nothing
+        return out;
+      };
+      std::vector<float> tree = values;
+      for (int left = parts; left > 1; left /= 2) {
+        for (int p = 0; p < left / 2; ++p) {
+          for (int i = 0; i < m * dim; ++i) tree[p * m * dim + i] = tree[2 * p * m * dim + i] + tree[(2 * p + 1) * m * dim + i];
+        }
+      }
+      std::vector<float> expected(m * stride, 7.0f);
+      for (int r = 0; r < m; ++r) std::copy_n(tree.begin() + r * dim, dim, expected.begin() + r * stride);
+      for (int cut = 1; cut <= parts; cut *= 2) {
+        ExpectSameBitsInAnyOrder(nan_apart(expected), [&] {
+          std::vector<float> sums(static_cast<size_t>(cut) * m * dim), out(m * stride, 7.0f);
+          for (int c = 0; c < cut; ++c) {
+            SumTree(values.data() + c * (parts / cut) * m * dim, parts / cut, m, dim, sums.data() + c * m * dim, dim, nullptr);
+          }
+          SumTree(sums.data(), cut, m, dim, out.data(), stride, nullptr);
+          return nan_apart(out);
+        });
+      }
+    }
+  }
 }
 
 TEST(EmbedTest, GivesTheRowsOfTheFile) {

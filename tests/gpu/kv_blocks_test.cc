@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulator/streams.h"
+#include "kernels/cuda/tensor_parallel.h"
 #include "tests/engine/engine_test_util.h"
 #include "tests/fakes/tiny_gguf.h"
 #include "tests/model/exactness.h"
@@ -17,6 +19,7 @@ namespace {
 
 using cuda_emulator::Haste;
 using kernels::NumericsClass;
+using kernels::cuda::TensorParallelBackend;
 
 constexpr int kVocab = 280;
 #ifdef BATON_SANITIZE
@@ -65,7 +68,7 @@ struct HistorySink : RecordingSink {
 class KvBlocksTest : public testing::Test {
  protected:
   KvBlocksTest()
-      : file_(model::GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf({}), "tiny.gguf")).value()),
+      : file_(model::GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf({.ffn_dim = 128}), "tiny.gguf")).value()),
         cpu_(model::LoadTestModel(file_, {.numerics = NumericsClass::kF32, .num_threads = 1}).value()) {
     std::mt19937_64 rng(4);
     for (int i = 0; i < kRequests; ++i) {
@@ -77,8 +80,15 @@ class KvBlocksTest : public testing::Test {
       sampling.stop_token_ids.clear();
       std::vector<int32_t>& prompt = requests_.back().prompt_token_ids;
       for (size_t k = 0; k < std::min<size_t>(prompt.size(), 10); ++k) prompt[k] = static_cast<int32_t>(k * 7 + 3);
-      ModelEngine alone(cpu_.transformer.get(), 64, 64);
-      want_.push_back(alone.Run(requests_.back(), Mode::kComplete, std::make_shared<RecordingSink>())->answer);
+    }
+    WantAnswersOf(cpu_.transformer.get());
+  }
+  // Each request alone.
+  void WantAnswersOf(model::ModelRunner* runner) {
+    want_.clear();
+    for (const Request& request : requests_) {
+      ModelEngine alone(runner, 64, 64);
+      want_.push_back(alone.Run(request, Mode::kComplete, std::make_shared<RecordingSink>())->answer);
     }
   }
   ~KvBlocksTest() override { cuda_emulator::SetHaste(Haste::kLazy); }
@@ -142,6 +152,30 @@ TEST_F(KvBlocksTest, HandedOverTokensAndHistoryAreTheCpusWheneverTheDeviceWorks)
     }
   }
   EXPECT_GE(histories, kWhole ? 1u : 0u);
+}
+
+// Blocks on the host are those of all heads, however many devices have computed them.
+TEST_F(KvBlocksTest, PoolsOverOtherNumbersOfDevicesHandOver) {
+  struct Split {
+    Split(const model::GgufFile& file, int ranks)
+        : backend(TensorParallelBackend::Create(NumericsClass::kF32, {.ranks = ranks, .slices = 2}).value()),
+          model(model::Transformer::Load(file, backend.get(), {.max_batch_rows = 64, .device = backend.get()}).value()) {}
+    std::unique_ptr<TensorParallelBackend> backend;
+    std::unique_ptr<model::Transformer> model;
+  };
+  const Split one(file_, 1), two(file_, 2);
+  WantAnswersOf(one.model.get());
+  const auto want = HandOver(one.model.get(), one.model.get());
+  for (const auto& [from, to, haste] :
+       {std::tuple{&one, &two, Haste::kLazy}, {&two, &one, Haste::kRandom}, {&two, &two, Haste::kRandom}}) {
+    SCOPED_TRACE(from->backend->name() + " to " + to->backend->name());
+    cuda_emulator::SetHaste(haste, 5);
+    const auto got = HandOver(from->model.get(), to->model.get());
+    for (int i = 0; i < kRequests; ++i) {
+      EXPECT_EQ(got[i]->token_ids, want[i]->token_ids) << i;
+      EXPECT_TRUE(got[i]->bytes == want[i]->bytes) << i;
+    }
+  }
 }
 
 TEST_F(KvBlocksTest, TogetherInLittleMemoryTheyAnswerAsAlone) {

@@ -18,6 +18,12 @@ TEST(RegisterCudaTest, TensorCoresOfOtherArchitecturesAreOtherKindsAndF32IsOne) 
     EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kBf16).value().kind, kind);
     EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kF32).value().kind, "");
   }
+  const DeviceBackend split = CreateDeviceBackend("cuda", NumericsClass::kBf16, {.ranks = 4, .slices = 8}).value();
+  EXPECT_EQ(split.kind, "emulator");
+  EXPECT_EQ(split.backend->name(), "cuda/tp4");
+  EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kF32, {.ranks = 1, .slices = 8}).value().backend->name(), "cuda");
+  EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kF32, {.ranks = 8, .slices = 4}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(CreateDeviceBackend("cuda", NumericsClass::kInt).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(CreateDeviceBackend("cuda-fp8", NumericsClass::kBf16).value().kind, "emulator");
   EXPECT_EQ(CreateDeviceBackend("cuda-fp8", NumericsClass::kF32).status().code(), absl::StatusCode::kInvalidArgument);

@@ -35,7 +35,7 @@ class TestKvPool {
     const size_t bytes = static_cast<size_t>(num_blocks) * layout.block_bytes();
     std::fill_n(memory_.get(), bytes, std::byte{0xff});
     if (device == nullptr) return;
-    device_memory_ = kernels::DeviceArray::Allocate(device, bytes).value();
+    device_memory_ = kernels::DeviceArray::AllocateBlocks(device, layout, num_blocks).value();
     device->Upload(device_memory_.data(), memory_.get(), bytes);
     view_.base = static_cast<std::byte*>(device_memory_.data());
   }

@@ -1,6 +1,6 @@
-// device_memory.h where the device is the emulator: one region of this process that nobody can touch but kernels while
-// they run, and the copies here. So host code that forgot a copy ends by a signal, as it would on a GPU; kernels that
-// were given other memory are found by KernelsMayUse, and copies beside the host from memory that is not pinned end the
+// device_memory.h where devices are the emulator: for each one region of this process that nobody can touch but its own
+// kernels while they run, and the copies here. So host code that forgot a copy ends by a signal, as it would on a GPU; kernels
+// that were given other memory are found by KernelsMayUse, and copies beside the host from memory that is not pinned end the
 // process.
 #include <sys/mman.h>
 
@@ -36,15 +36,28 @@ namespace {
   std::abort();
 }
 
-constexpr size_t kReserved = size_t{4} << 30;  // of addresses
+constexpr int kMaxDevices = cuda_emulator::kMaxDevices;
 constexpr size_t kAlignment = 256;             // also what lies between two allocations, poisoned under the sanitizer
 
+// The memory of one device.
 class Arena {
  public:
-  static Arena& Get() {
-    static auto* const arena = new Arena();
-    return *arena;
+  static Arena& Of(int device) {
+    Arena* existing = IfAny(device);
+    if (existing != nullptr) return *existing;
+    static Mutex mu;
+    MutexLock lock(&mu);
+    existing = IfAny(device);
+    if (existing != nullptr) return *existing;
+    auto* const made = new Arena((size_t{4} << 30) / (device == 0 ? 1 : 4));
+    All()[device] = made;
+    return *made;
   }
+  // Null: nothing was ever asked of it.
+  static Arena* IfAny(int device) { return All()[device]; }
+  static Arena& OfThread() { return Of(cuda_emulator::CurrentDevice()); }
+  // Of the device whose work runs.
+  static Arena& Running() { return Of(cuda_emulator::RunningDevice()); }
 
   void* Allocate(size_t bytes) {
     const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
@@ -54,7 +67,7 @@ class Arena {
       if (begin - at >= whole) break;
       at = end;
     }
-    if (whole > kReserved - at) return nullptr;
+    if (whole > reserved_ - at) return nullptr;
     used_[at] = at + whole;
     if (at + whole > top_) {
       top_ = (at + whole + 4095) / 4096 * 4096;
@@ -83,10 +96,10 @@ class Arena {
     MutexLock lock(&mu_);
     uint64_t used = 0;
     for (const auto& [begin, end] : used_) used += end - begin;
-    return kReserved - used;
+    return reserved_ - used;
   }
   bool Has(const void* memory) const {
-    return memory >= base_ && memory < base_ + kReserved;
+    return memory >= base_ && memory < base_ + reserved_;
   }
   void Open() {
     MutexLock lock(&mu_);
@@ -98,12 +111,16 @@ class Arena {
   }
 
  private:
-  Arena() {
-    void* const base = mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  static std::atomic<Arena*>* All() {
+    static std::atomic<Arena*> arenas[kMaxDevices];
+    return arenas;
+  }
+  explicit Arena(size_t reserved) : reserved_(reserved) {
+    void* const base = mmap(nullptr, reserved_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) Die("no addresses for the emulated device's memory");
     base_ = static_cast<std::byte*>(base);
-    ASAN_POISON_MEMORY_REGION(base_, kReserved);
-    cuda_emulator::SetAroundGrids([] { Get().Open(); }, [] { Get().Close(); });
+    ASAN_POISON_MEMORY_REGION(base_, reserved_);
+    cuda_emulator::SetAroundGrids([] { Running().Open(); }, [] { Running().Close(); });
   }
   void OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (open_++ == 0) Protect(PROT_READ | PROT_WRITE);
@@ -115,6 +132,7 @@ class Arena {
     if (top_ > 0 && mprotect(base_, top_, protection) != 0) Die("the emulated device's memory cannot be protected");
   }
 
+  const size_t reserved_;  // addresses
   std::byte* base_ = nullptr;
   Mutex mu_;
   std::map<size_t, size_t> used_ ABSL_GUARDED_BY(mu_);  // begin, end
@@ -156,16 +174,25 @@ absl::Status ToStatus(const char* error) {
   return error == nullptr ? absl::OkStatus() : absl::InternalError(error);
 }
 
-absl::Status StartCopy(void* to, const void* from, size_t bytes, Stream stream) {
-  if (bytes == 0) return absl::OkStatus();
+absl::Status StartCopy(const StridedCopy& copy, Stream stream) {
+  if (copy.bytes == 0 || copy.rows == 0) return absl::OkStatus();
   ++std::atomic_ref(cuda_emulator::TheCounts().copies);
-  cuda_emulator::Enqueue(stream, [=] {
-    Arena::Get().Open();
-    std::memcpy(to, from, bytes);
-    Arena::Get().Close();
+  cuda_emulator::Enqueue(stream, [copy] {
+    Arena::Running().Open();
+    for (size_t row = 0; row < copy.rows; ++row) {
+      std::memcpy(static_cast<std::byte*>(copy.to) + row * copy.to_stride,
+                  static_cast<const std::byte*>(copy.from) + row * copy.from_stride, copy.bytes);
+    }
+    Arena::Running().Close();
   });
   return absl::OkStatus();
 }
+
+absl::Status StartCopy(void* to, const void* from, size_t bytes, Stream stream) {
+  return StartCopy({to, from, bytes}, stream);
+}
+
+size_t Span(size_t stride, const StridedCopy& copy) { return copy.rows == 0 ? 0 : (copy.rows - 1) * stride + copy.bytes; }
 
 absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) {
   const absl::Status status = StartCopy(to, from, bytes, stream);
@@ -173,6 +200,8 @@ absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) {
 }
 
 int g_compute_capability = 0;
+int g_odd_device = -1, g_odd_compute_capability = 0;
+int g_num_devices = kMaxDevices;
 
 // What Event::event_ points to. A place that is not reached says so once, so that its owner meets that case.
 struct Place {
@@ -184,16 +213,26 @@ Place* PlaceOf(void* event) { return static_cast<Place*>(event); }
 }  // namespace
 
 absl::StatusOr<DeviceInfo> DescribeDevice() {
-  return DeviceInfo{
-      .name = "emulator", .compute_capability = g_compute_capability, .shared_bytes_per_block = 227 << 10};
+  const bool odd = cuda_emulator::CurrentDevice() == g_odd_device;
+  return DeviceInfo{.name = "emulator",
+                    .compute_capability = odd ? g_odd_compute_capability : g_compute_capability,
+                    .shared_bytes_per_block = 227 << 10};
 }
 
-absl::StatusOr<uint64_t> FreeDeviceMemory() { return Arena::Get().FreeBytes(); }
+absl::StatusOr<int> NumDevices() { return g_num_devices; }
+
+absl::Status UseDevice(int device) {
+  if (device < 0 || device >= g_num_devices) return absl::InternalError("invalid device ordinal");
+  cuda_emulator::SetDevice(device);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> FreeDeviceMemory() { return Arena::OfThread().FreeBytes(); }
 
 absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   if (const char* refused = cuda_emulator::RefusedWhileCapturing()) return ToStatus(refused);
   DeviceMemory memory;
-  memory.data_ = Arena::Get().Allocate(bytes);
+  memory.data_ = Arena::OfThread().Allocate(bytes);
   if (memory.data_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
   memory.bytes_ = bytes;
   return memory;
@@ -202,7 +241,10 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr || cuda_emulator::RefusedWhileCapturing() != nullptr) return;
   cuda_emulator::RunAll();
-  Arena::Get().Free(data_);
+  for (int device = 0; device < kMaxDevices; ++device) {
+    Arena* const arena = Arena::IfAny(device);
+    if (arena != nullptr && arena->Has(data_)) arena->Free(data_);
+  }
 }
 
 absl::StatusOr<PinnedMemory> PinnedMemory::Allocate(size_t bytes) {
@@ -297,14 +339,20 @@ absl::Status StartCopyFromDevice(void* to, const void* from, size_t bytes, Strea
   if (bytes > 0) PinnedRanges::Get().RequireHas(to, bytes);
   return StartCopy(to, from, bytes, stream);
 }
+absl::Status StartStridedCopy(const StridedCopy& copy, CopyDirection direction, Stream stream) {
+  const bool up = direction == CopyDirection::kToDevice;
+  const size_t span = Span(up ? copy.from_stride : copy.to_stride, copy);
+  if (span > 0) PinnedRanges::Get().RequireHas(up ? copy.from : copy.to, span);
+  return StartCopy(copy, stream);
+}
 absl::Status CopyWithinDevice(void* to, const void* from, size_t bytes, Stream stream) {
   return StartCopy(to, from, bytes, stream);
 }
 absl::Status ClearDevice(void* to, size_t bytes, Stream stream) {
   cuda_emulator::Enqueue(stream, [=] {
-    Arena::Get().Open();
+    Arena::Running().Open();
     std::memset(to, 0, bytes);
-    Arena::Get().Close();
+    Arena::Running().Close();
   });
   return absl::OkStatus();
 }
@@ -317,10 +365,28 @@ absl::Status Synchronize(Stream stream) {
   return absl::OkStatus();
 }
 
-bool KernelsMayUse(const void* memory) { return memory == nullptr || Arena::Get().Has(memory); }
+bool KernelsMayUse(const void* memory) { return memory == nullptr || Arena::OfThread().Has(memory); }
 
 }  // namespace baton::kernels::cuda
 
-void baton::cuda_emulator::SetComputeCapability(int compute_capability) {
-  kernels::cuda::g_compute_capability = compute_capability;
+namespace baton::cuda_emulator {
+
+void SetComputeCapability(int compute_capability) { kernels::cuda::g_compute_capability = compute_capability; }
+void SetOddDevice(int device, int compute_capability) {
+  kernels::cuda::g_odd_device = device;
+  kernels::cuda::g_odd_compute_capability = compute_capability;
 }
+void SetNumDevices(int num_devices) { kernels::cuda::g_num_devices = num_devices; }
+
+void OpenAllMemory() {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    if (auto* const arena = kernels::cuda::Arena::IfAny(device)) arena->Open();
+  }
+}
+void CloseAllMemory() {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    if (auto* const arena = kernels::cuda::Arena::IfAny(device)) arena->Close();
+  }
+}
+
+}  // namespace baton::cuda_emulator

@@ -29,6 +29,7 @@ struct CUstream_st {
   };
   std::deque<std::function<void()>> work;
   uint64_t queued = 0, done = 0;
+  int device = 0;
   bool running = false;
   std::unique_ptr<Capture> capture;  // null: none
 };
@@ -81,13 +82,18 @@ Mutex Exclusive::mu_;
 std::atomic<std::thread::id> Exclusive::owner_;
 int Exclusive::depth_ = 0;
 
+thread_local int current_device = 0;
+thread_local int running_device = -1;  // none runs
+
 void RunOne(CUstream_st* stream) {
   if (stream->running) Die("a stream waits for itself");
   stream->running = true;
+  const int interrupted = std::exchange(running_device, stream->device);
   const std::function<void()> work = std::move(stream->work.front());
   stream->work.pop_front();
   work();
   ++stream->done;
+  running_device = interrupted;
   stream->running = false;
 }
 
@@ -113,9 +119,14 @@ void SetHaste(Haste haste, uint32_t seed) {
   TheState().rng.seed(seed);
 }
 
+void SetDevice(int device) { current_device = device; }
+int CurrentDevice() { return current_device; }
+int RunningDevice() { return running_device < 0 ? current_device : running_device; }
+
 CUstream_st* NewStream() {
   const Exclusive exclusive;
   TheState().streams.push_back(new CUstream_st());
+  TheState().streams.back()->device = current_device;
   return TheState().streams.back();
 }
 
@@ -130,6 +141,7 @@ void DeleteStream(CUstream_st* stream) {
 void Enqueue(CUstream_st* stream, std::function<void()> work) {
   const Exclusive exclusive;
   ++TheState().counts.launches;
+  if (stream != nullptr && stream->device != current_device) Die("work for a stream of another device than the thread's");
   if (stream != nullptr && stream->capture != nullptr) {
     if (!stream->capture->spoilt) stream->capture->graph->work.push_back(std::move(work));
     return;
@@ -188,6 +200,7 @@ const char* EndCapture(CUstream_st* stream, std::shared_ptr<const Graph>* graph)
 const char* LaunchGraph(const std::shared_ptr<const Graph>& graph, CUstream_st* stream) {
   const Exclusive exclusive;
   if (IsCapturing(stream)) Die("not emulated: a graph in a graph");
+  if (stream != nullptr && stream->device != current_device) Die("a graph for a stream of another device than the thread's");
   if (TheState().graph_fault == GraphFault::kLaunch) return "out of memory";
   ++TheState().counts.graphs;
   for (size_t i = 0; i < graph->work.size(); ++i) Put(stream, [graph, i] { graph->work[i](); });

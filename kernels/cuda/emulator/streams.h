@@ -2,6 +2,9 @@
 // sooner, as SetHaste says. So an order that host code forgot to ask for (an event that a stream should wait for, a
 // wait of the host's) does not come about by luck, and a test that compares results shows it.
 //
+// There are several devices, and a stream is of one. Work for a stream of another device than the thread's ends the process:
+// CUDA refuses it for kernels.
+//
 // Thread contract: any number of threads, each stream for one at a time. Work of all of them runs one after the other, on
 // whichever thread waits.
 #ifndef BATON_KERNELS_CUDA_EMULATOR_STREAMS_H_
@@ -21,7 +24,13 @@ enum class Haste { kEager, kLazy, kRandom };
 // From now on; kLazy at first.
 void SetHaste(Haste haste, uint32_t seed = 0);
 
-CUstream_st* NewStream();
+// The device of the calling thread, 0 at first, as cudaSetDevice.
+void SetDevice(int device);
+int CurrentDevice();
+// Whose work runs now, on this thread.
+int RunningDevice();
+
+CUstream_st* NewStream();  // of the current device
 void DeleteStream(CUstream_st* stream);  // after its work
 // On the null stream: now.
 void Enqueue(CUstream_st* stream, std::function<void()> work);
