@@ -52,6 +52,8 @@ constexpr Rule kRules[] = {
     {"threads", nullptr, nullptr, 1, 1024},
     {"weight_layout", "auto", "auto", 0, 0, "auto decode prefill both"},
     {"cores", nullptr, nullptr},
+    {"tensor_parallel", "1", "1", 1, 32},
+    {"reduction_slices", nullptr, nullptr, 1, 32},  // follows tensor_parallel
     {"max_batch_tokens", "512", "512", 1, 1 << 16},
     {"max_sequences", "64", "64", 1, 4096},
     {"prefix_cache", "true", "true"},

@@ -55,6 +55,24 @@ bool OnGpu(const v1::Config& config) { return config.isa() == "cuda"; }
 // A setting of numerics, not a class of arithmetic: bf16's, with other weights.
 bool WeightsInFp8(const v1::Config& config) { return config.numerics() == "fp8"; }
 
+// Powers of two and such are the backend's to check, and what the model divides by.
+absl::StatusOr<kernels::TensorParallel> SplitOf(const v1::Config& config) {
+  kernels::TensorParallel split;
+  if (config.has_tensor_parallel()) split.ranks = static_cast<int>(config.tensor_parallel());
+  split.slices = config.has_reduction_slices() ? static_cast<int>(config.reduction_slices()) : split.ranks;
+  if ((split.ranks != 1 || split.slices != 1) && !OnGpu(config)) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor_parallel is ", split.ranks, " and reduction_slices ", split.slices,
+                                                   ", which only GPUs have here; set isa to cuda, or leave both"));
+  }
+  if (split.ranks > 1 && config.kv_transport() == "nccl") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv_transport is nccl and tensor_parallel ", split.ranks,
+                     ": communicators of both would wait for the same GPUs in an order that nobody keeps; ",
+                     "use auto, ucx or grpc"));
+  }
+  return split;
+}
+
 absl::StatusOr<kernels::Backend::Options> BackendOptions(const v1::Config& config) {
   kernels::Backend::Options options;
   if (WeightsInFp8(config) && !OnGpu(config)) {
@@ -209,6 +227,7 @@ namespace {
 struct Plan {
   model::ModelConfig model_config;
   kernels::Backend::Options backend;
+  kernels::TensorParallel split;
   EngineOptions engine;
   std::shared_ptr<const constraint::Vocabulary> vocabulary;
   int max_context = 0;
@@ -227,6 +246,9 @@ absl::StatusOr<Plan> MakePlan(const v1::Config& config, const model::GgufFile& f
   absl::StatusOr<kernels::Backend::Options> backend = BackendOptions(config);
   if (!backend.ok()) return backend.status();
   plan.backend = *backend;
+  absl::StatusOr<kernels::TensorParallel> split = SplitOf(config);
+  if (!split.ok()) return split.status();
+  plan.split = *split;
 
   plan.engine.eos_token_ids = (*tokenizer)->eos_ids();
   absl::StatusOr<std::shared_ptr<const constraint::Vocabulary>> vocabulary = constraint::Vocabulary::Create(
@@ -305,7 +327,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   std::string device_kind;
   if (OnGpu(config)) {
     absl::StatusOr<kernels::DeviceBackend> device =
-        kernels::CreateDeviceBackend(WeightsInFp8(config) ? "cuda-fp8" : "cuda", plan->backend.numerics);
+        kernels::CreateDeviceBackend(WeightsInFp8(config) ? "cuda-fp8" : "cuda", plan->backend.numerics, plan->split);
     if (!device.ok()) return device.status();
     loaded->backend_ = std::move(device->backend);
     loaded->device_ = device->space;
@@ -330,9 +352,10 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   loaded->fingerprint_ = ToProto(*fingerprint);
   // Products add up in another order there (docs/GPU.md): such a worker pairs with its like only.
   if (OnGpu(config)) {
+    const int slices = plan->split.slices;
     loaded->fingerprint_.set_numerics_class(
         absl::StrCat("cuda-", WeightsInFp8(config) ? "fp8" : fingerprint->numerics_class, device_kind.empty() ? "" : "-",
-                     device_kind));
+                     device_kind, slices > 1 ? absl::StrCat("-s", slices) : ""));
   }
   model::Transformer::Options transformer_options;
   transformer_options.max_batch_rows = plan->engine.max_batch_tokens;

@@ -69,8 +69,8 @@ void GatedActivation(Activation act, float* gate, int64_t gate_stride, const flo
 // x[r, i] += y[r, i]
 void Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim, Stream stream);
 // y[r, i] = the sum over p < num_parts (a power of two up to kMaxTreeParts) of parts[p][r, i], each part a whole [m, dim]
-// behind the other, by a balanced binary tree: neighbours first, then pairs of neighbours. So 2^k parts from a multiple of 2^k on may
-// be summed before, anywhere. y may be the first part, with y_stride dim.
+// behind the other, by a balanced binary tree: neighbours first, then pairs of neighbours. So 2^k parts from a multiple of 2^k
+// on may be summed before, anywhere. y may be the first part, with y_stride dim.
 inline constexpr int kMaxTreeParts = 32;
 void SumTree(const float* parts, int num_parts, int m, int dim, float* y, int64_t y_stride, Stream stream);
 

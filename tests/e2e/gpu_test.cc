@@ -2,9 +2,12 @@
 // serve requests, hand their KV over, and give the tokens of the CPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -25,8 +28,8 @@ class GpuClusterTest : public testing::Test {
   GpuClusterTest() : model_(testing::TempDir() + "/tiny.gguf") { EXPECT_TRUE(fakes::WriteTinyGguf({}, model_).ok()); }
   absl::StatusOr<std::unique_ptr<Cluster>> Start(std::vector<std::string> prefill, std::vector<std::string> decode,
                                                  const std::string& transport, const std::string& numerics = "f32",
-                                             int num_prefill = 1) {
-    return Cluster::Start({.model = model_,
+                                                 int num_prefill = 1, const std::string& model = "") {
+    return Cluster::Start({.model = model.empty() ? model_ : model,
                            .prefill = num_prefill,
                            .flags = {"--kv-memory-mib=4", "--numerics=" + numerics, "--kv-dtype=f16", "--max-batch-tokens=32",
                                      "--kv-transport=" + transport},
@@ -158,6 +161,66 @@ TEST_F(GpuClusterTest, Fp8IsRefusedOnACpu) {
   ASSERT_TRUE(code.ok()) << code.status();
   EXPECT_NE(*code, 0);
   EXPECT_NE((*worker)->stderr_text().find("only GPUs have"), std::string::npos) << (*worker)->stderr_text();
+}
+
+// A model over two GPUs in one pool and on one in the other: with as many slices they are of one class, and hand over as ever.
+TEST_F(GpuClusterTest, PoolsOverOtherNumbersOfGpusGiveTheTokensOfOneProcess) {
+  const std::string model = testing::TempDir() + "/tiny_split.gguf";
+  ASSERT_TRUE(fakes::WriteTinyGguf({.ffn_dim = 128}, model).ok());
+  OneProcess oracle(model, {"--numerics=f32", "--kv-dtype=f16", "--isa=cuda", "--reduction-slices=2"});
+  const std::vector<std::string> one = {"--isa=cuda", "--reduction-slices=2"}, two = {"--isa=cuda", "--tensor-parallel=2"};
+  for (const auto& [prefill, decode] : {std::pair{two, one}, {one, two}}) {
+    SCOPED_TRACE(prefill.back() + " to " + decode.back());
+    auto cluster = Start(prefill, decode, "auto", "f32", /*num_prefill=*/1, model);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    uint64_t moved = 0;
+    for (int i = 0; i < kRequests / 2; ++i) {
+      SCOPED_TRACE(absl::StrCat("seed ", 1000 + i));
+      const v1::GenerateRequest request = RandomRequest(1000 + i, kShape);
+      const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
+      ASSERT_TRUE(got.status.ok()) << got.status.error_message();
+      EXPECT_EQ(got.violation, "");
+      auto want = oracle.Run(request);
+      ASSERT_TRUE(want.ok()) << want.status();
+      for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
+      moved += got.summary.kv().bytes();
+    }
+    EXPECT_GT(moved, 0u);
+    std::vector<std::string> backends;
+    for (size_t w = 0; w < 2; ++w) {
+      auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[w]);
+      ASSERT_TRUE(status.ok()) << status.status();
+      EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-f32-s2");
+      backends.push_back(status->backend());
+    }
+    std::sort(backends.begin(), backends.end());
+    EXPECT_EQ(backends, (std::vector<std::string>{"cuda", "cuda/tp2"}));
+    const absl::Status quiet = (*cluster)->WaitQuiet(absl::Seconds(20));
+    EXPECT_TRUE(quiet.ok()) << quiet;
+  }
+}
+
+// Each with what to do instead.
+TEST_F(GpuClusterTest, SplitsThatCannotBeAreRefused) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"--isa=auto", "--tensor-parallel=2"}, "set isa to cuda"},
+      {{"--isa=cuda", "--tensor-parallel=2", "--kv-transport=nccl"}, "use auto, ucx or grpc"},
+      {{"--isa=cuda", "--tensor-parallel=3"}, "powers of two"},
+      {{"--isa=cuda", "--tensor-parallel=4"}, "2 KV heads"},
+      {{"--isa=cuda", "--tensor-parallel=2"}, "its 96 inputs"},
+  };
+  for (const auto& [flags, says] : cases) {
+    SCOPED_TRACE(absl::StrCat(flags[1], " ", says));
+    std::vector<std::string> command = {"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--numerics=f32",
+                                        "--listen=127.0.0.1:0", "--http=127.0.0.1:0"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    auto worker = Process::Start(command);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
+    ASSERT_TRUE(code.ok()) << code.status();
+    EXPECT_NE(*code, 0);
+    EXPECT_NE((*worker)->stderr_text().find(says), std::string::npos) << (*worker)->stderr_text();
+  }
 }
 
 TEST_F(GpuClusterTest, OtherNumericsAreRefusedBeforeAnythingIsLoaded) {
