@@ -144,6 +144,61 @@ class Backend {
 
   // x[r, i] += y[r, i]
   virtual void Add(float* x, int64_t x_stride, const float* y, int64_t y_stride, int m, int dim) = 0;
+
+  // A layer in four calls, for backends that can do better than one elementary call after the other: SelfAttention,
+  // ResidualMatMul, GatedMatMul, ResidualMatMul. Each is the composition of elementary calls that its implementation here
+  // shows, with the same bits. Where a call has a `next`, that is the weight whose ResidualMatMul comes next and reads this
+  // call's output, unchanged: so the output can be brought into that weight's form here, and need not be in the array. Null:
+  // none, it is there.
+
+  // RmsNorm's weight and epsilon; a null weight: no norm.
+  struct Norm {
+    const float* weight = nullptr;
+    float epsilon = 0;
+  };
+
+  // Norm of the rows, products with q, k and v, norm of each query and key head, rotation, KV to its blocks, attention.
+  struct SelfAttentionArgs {
+    int m = 0, dim = 0;
+    const float* x = nullptr;  // [m, dim], dense
+    Norm norm;
+    float* normed = nullptr;  // [m, dim], dense; scratch
+    MatMulOutput q, k, v;     // y: scratch
+    Norm q_norm, k_norm;
+    std::span<const int32_t> positions;  // Rope's
+    RopeTable rope;
+    int layer = 0;
+    std::span<const SequenceChunk> chunks;
+    KvView kv;
+    AttentionParams params;
+    float* out = nullptr;  // Attention's
+    int64_t out_stride = 0;
+    const WeightMatrix* next = nullptr;
+  };
+  virtual void SelfAttention(const SelfAttentionArgs& args);
+
+  // Norm of the rows, products with gate and up, gate.y = act(gate.y) * up.y.
+  struct GatedMatMulArgs {
+    int m = 0, dim = 0;
+    const float* x = nullptr;  // [m, dim], dense
+    Norm norm;
+    float* normed = nullptr;  // [m, dim], dense; scratch
+    MatMulOutput gate, up;    // gate.y is the output; up.y: scratch
+    Activation activation = Activation::kSilu;
+    const WeightMatrix* next = nullptr;
+  };
+  virtual void GatedMatMul(const GatedMatMulArgs& args);
+
+  // x += norm(input * weight^T).
+  struct ResidualMatMulArgs {
+    int m = 0;
+    const float* input = nullptr;  // [m, weight->cols()]
+    int64_t input_stride = 0;
+    MatMulOutput product;  // y: scratch
+    Norm norm;
+    float* x = nullptr;  // [m, weight->rows()], dense
+  };
+  virtual void ResidualMatMul(const ResidualMatMulArgs& args);
 };
 
 }  // namespace baton::kernels

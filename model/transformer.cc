@@ -159,60 +159,63 @@ void Transformer::AttentionBlock(int layer_idx, int rows, const ForwardBatch& ba
   const Layer& layer = layers_[layer_idx];
   const bool slides = config_.layer_slides[layer_idx];
   const int dim = config_.dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
-  const int heads = config_.num_heads, kv_heads = config_.num_kv_heads, head_dim = config_.head_dim;
-  const float epsilon = config_.norm_epsilon;
   Scratch& s = scratch_;
   const auto bias = [](const Vector& b) { return b.empty() ? nullptr : b.data(); };
-
-  backend_->RmsNorm(s.x, dim, rows, dim, layer.attn_norm.data(), epsilon, s.normed, dim);
-  const kernels::MatMulOutput qkv[] = {{layer.q.get(), bias(layer.q_bias), s.q, q_dim},
-                                       {layer.k.get(), bias(layer.k_bias), s.k, kv_dim},
-                                       {layer.v.get(), bias(layer.v_bias), s.v, kv_dim}};
-  backend_->MatMul(s.normed, dim, rows, qkv);
-  if (config_.qk_norm) {
-    backend_->RmsNorm(s.q, head_dim, rows * heads, head_dim, layer.q_norm.data(), epsilon, s.q, head_dim);
-    backend_->RmsNorm(s.k, head_dim, rows * kv_heads, head_dim, layer.k_norm.data(), epsilon, s.k, head_dim);
-  }
   // On the host the tables hold this batch's rows, so a row's "position" in them is its index.
   const bool on_device = device_ != nullptr;
   const DeviceAngles& angles = slides ? device_local_angles_ : device_angles_;
-  const kernels::RopeTable table = {.cos = on_device ? angles.cos() : slides ? s.local_rope_cos : s.rope_cos,
-                                    .sin = on_device ? angles.sin() : slides ? s.local_rope_sin : s.rope_sin,
-                                    .rope_dim = config_.rope_dim,
-                                    .style = config_.rope_style};
-  const std::span<const int32_t> at =
-      on_device ? batch.positions : std::span<const int32_t>(s.row_idx, static_cast<size_t>(rows));
-  backend_->Rope(s.q, q_dim, rows, heads, head_dim, at, table);
-  backend_->Rope(s.k, kv_dim, rows, kv_heads, head_dim, at, table);
-  backend_->WriteKv(layer_idx, s.k, kv_dim, s.v, kv_dim, batch.chunks, kv);
-  const kernels::AttentionParams params = {.num_heads = heads,
-                                           .scale = config_.attention_scale,
-                                           .sliding_window = slides ? config_.sliding_window : 0,
-                                           .logit_softcap = config_.attention_softcap};
-  backend_->Attention(layer_idx, s.q, q_dim, batch.chunks, kv, params, s.attended, q_dim);
-  const kernels::MatMulOutput output[] = {{layer.attn_output.get(), nullptr, s.out, dim}};
-  backend_->MatMul(s.attended, q_dim, rows, output);
-  if (config_.post_norms) {
-    backend_->RmsNorm(s.out, dim, rows, dim, layer.post_attention_norm.data(), epsilon, s.out, dim);
-  }
-  backend_->Add(s.x, dim, s.out, dim, rows, dim);
+  backend_->SelfAttention(
+      {.m = rows,
+       .dim = dim,
+       .x = s.x,
+       .norm = NormOf(layer.attn_norm),
+       .normed = s.normed,
+       .q = {layer.q.get(), bias(layer.q_bias), s.q, q_dim},
+       .k = {layer.k.get(), bias(layer.k_bias), s.k, kv_dim},
+       .v = {layer.v.get(), bias(layer.v_bias), s.v, kv_dim},
+       .q_norm = NormOf(layer.q_norm),
+       .k_norm = NormOf(layer.k_norm),
+       .positions = on_device ? batch.positions : std::span<const int32_t>(s.row_idx, static_cast<size_t>(rows)),
+       .rope = {.cos = on_device ? angles.cos() : slides ? s.local_rope_cos : s.rope_cos,
+                .sin = on_device ? angles.sin() : slides ? s.local_rope_sin : s.rope_sin,
+                .rope_dim = config_.rope_dim,
+                .style = config_.rope_style},
+       .layer = layer_idx,
+       .chunks = batch.chunks,
+       .kv = kv,
+       .params = {.num_heads = config_.num_heads,
+                  .scale = config_.attention_scale,
+                  .sliding_window = slides ? config_.sliding_window : 0,
+                  .logit_softcap = config_.attention_softcap},
+       .out = s.attended,
+       .out_stride = q_dim,
+       .next = layer.attn_output.get()});
+  backend_->ResidualMatMul({.m = rows,
+                            .input = s.attended,
+                            .input_stride = q_dim,
+                            .product = {layer.attn_output.get(), nullptr, s.out, dim},
+                            .norm = NormOf(layer.post_attention_norm),
+                            .x = s.x});
 }
 
 void Transformer::FeedForwardBlock(const Layer& layer, int rows) {
   const int dim = config_.dim, ffn_dim = config_.ffn_dim;
-  const float epsilon = config_.norm_epsilon;
   Scratch& s = scratch_;
-  backend_->RmsNorm(s.x, dim, rows, dim, layer.ffn_norm.data(), epsilon, s.normed, dim);
-  const kernels::MatMulOutput gate_up[] = {{layer.gate.get(), nullptr, s.gate, ffn_dim},
-                                           {layer.up.get(), nullptr, s.up, ffn_dim}};
-  backend_->MatMul(s.normed, dim, rows, gate_up);
-  backend_->GatedActivation(config_.activation, s.gate, ffn_dim, s.up, ffn_dim, rows, ffn_dim);
-  const kernels::MatMulOutput down[] = {{layer.down.get(), nullptr, s.out, dim}};
-  backend_->MatMul(s.gate, ffn_dim, rows, down);
-  if (config_.post_norms) {
-    backend_->RmsNorm(s.out, dim, rows, dim, layer.post_ffw_norm.data(), epsilon, s.out, dim);
-  }
-  backend_->Add(s.x, dim, s.out, dim, rows, dim);
+  backend_->GatedMatMul({.m = rows,
+                         .dim = dim,
+                         .x = s.x,
+                         .norm = NormOf(layer.ffn_norm),
+                         .normed = s.normed,
+                         .gate = {layer.gate.get(), nullptr, s.gate, ffn_dim},
+                         .up = {layer.up.get(), nullptr, s.up, ffn_dim},
+                         .activation = config_.activation,
+                         .next = layer.down.get()});
+  backend_->ResidualMatMul({.m = rows,
+                            .input = s.gate,
+                            .input_stride = ffn_dim,
+                            .product = {layer.down.get(), nullptr, s.out, dim},
+                            .norm = NormOf(layer.post_ffw_norm),
+                            .x = s.x});
 }
 
 float* Transformer::ReserveLogits(int rows, std::span<float> logits) {

@@ -101,6 +101,10 @@ class Transformer : public ModelRunner {
 
   Transformer(ModelConfig config, kernels::Backend* backend, kernels::DeviceSpace* device, int max_context);
 
+  // None, of an empty vector.
+  kernels::Backend::Norm NormOf(const Vector& v) const {
+    return {v.empty() ? nullptr : v.data(), config_.norm_epsilon};
+  }
   static uint64_t Bytes(const Vector& v) { return v.size() * sizeof(float); }
   // What the host wrote goes to the device, if there is one.
   void ToDevice(float* to, const float* from, int rows, int width) const;

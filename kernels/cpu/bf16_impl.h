@@ -6,14 +6,15 @@
 
 // Activations as FmaFlushed reads them: blocks of 16 rows as in QuantizedRows, in a block for each pair of k, for each
 // row, two floats.
-static void RoundRow(const float* x, int64_t row, const RoundedRows& out) {
+static void RoundRow(const float* x, int64_t row, int64_t begin, int64_t end, const RoundedRows& out) {
   const int64_t first = row / kActivationBlockRows * kActivationBlockRows;
   const int64_t left = out.rows - first;
   const int64_t block_rows = left < kActivationBlockRows ? left : kActivationBlockRows;
   const int64_t pairs = (out.cols + 1) / 2;
-  uint8_t* at = out.pairs + (first * pairs + row - first) * kPairBytes;
-  for (int64_t pair = 0; pair < pairs; ++pair, at += block_rows * kPairBytes) {
-    const float value[2] = {x[2 * pair], 2 * pair + 1 < out.cols ? x[2 * pair + 1] : 0.0f};
+  uint8_t* at = out.pairs + (first * pairs + begin / 2 * block_rows + row - first) * kPairBytes;
+  const int64_t n = end - begin;
+  for (int64_t i = 0; i < n; i += 2, at += block_rows * kPairBytes) {
+    const float value[2] = {x[i], i + 1 < n ? x[i + 1] : 0.0f};
     StorePair(at, value);
   }
 }

@@ -6,8 +6,6 @@
 namespace baton::kernels::cpu {
 namespace {
 
-constexpr int64_t kWorthSplitting = 4000;  // nanoseconds of work below which waking the other threads costs more
-
 // Pieces of keys that the one row of a decode chunk sees.
 int FirstPiece(const SequenceChunk& chunk, int sliding_window) {
   const int begin = sliding_window > 0 ? std::max(chunk.context_len - sliding_window + 1, 0) : 0;
@@ -78,46 +76,60 @@ AttentionArgs CpuBackend::ArgsOf(const AttentionUnit& unit, const AttentionArgs&
   return args;
 }
 
-void CpuBackend::Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
-                           const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
-  const KvLayout& layout = kv.layout;
-  const int group = params.num_heads / layout.num_kv_heads;
-  PlanAttention(chunks, layout.num_kv_heads, group, params.sliding_window);
-  const int64_t scratch_floats = AttentionScratchFloats(layout.head_dim);
-  attention_scratch_.Reserve(scratch_floats * pool_.num_threads());
-  attention_records_.Reserve(num_attention_records_ * AttentionRecordFloats(layout.head_dim));
+CpuBackend::AttentionJob CpuBackend::BeginAttention(int layer, const float* q, int64_t q_stride,
+                                                    std::span<const SequenceChunk> chunks, const KvView& kv,
+                                                    const AttentionParams& params, float* out, int64_t out_stride) {
+  AttentionJob job;
+  job.layout = kv.layout;
+  job.layer = layer;
+  job.group = params.num_heads / kv.layout.num_kv_heads;
+  PlanAttention(chunks, kv.layout.num_kv_heads, job.group, params.sliding_window);
+  const int head_dim = kv.layout.head_dim;
+  attention_scratch_.Reserve(AttentionScratchFloats(head_dim) * pool_.num_threads());
+  attention_records_.Reserve(num_attention_records_ * AttentionRecordFloats(head_dim));
 
-  AttentionArgs common;
+  AttentionArgs& common = job.common;
   common.q = q;
   common.out = out;
   common.q_stride = q_stride;
   common.out_stride = out_stride;
-  common.head_dim = layout.head_dim;
+  common.head_dim = head_dim;
   common.kv_base = kv.base;
-  common.block_bytes = layout.block_bytes();
-  common.block_size = layout.block_size;
-  common.dtype = layout.dtype;
+  common.block_bytes = kv.layout.block_bytes();
+  common.block_size = kv.layout.block_size;
+  common.dtype = kv.layout.dtype;
   common.scale = params.scale;
   common.sliding_window = params.sliding_window;
   common.logit_softcap = params.logit_softcap;
-
-  int64_t work = 0;
   for (const SequenceChunk& chunk : chunks) {
-    work += int64_t{chunk.num_rows} * (chunk.context_len + chunk.num_rows) * params.num_heads * layout.head_dim / 16;
+    job.work += int64_t{chunk.num_rows} * (chunk.context_len + chunk.num_rows) * params.num_heads * head_dim / 16;
   }
+  return job;
+}
+
+void CpuBackend::RunUnit(const AttentionJob& job, const AttentionUnit& unit, int thread) {
+  AttentionArgs args = ArgsOf(unit, job.common, job.group, job.layout, job.layer);
+  args.scratch = attention_scratch_.data() + thread * AttentionScratchFloats(args.head_dim);
+  kernels_.attention(args);
+}
+
+// A few rows: not worth a job.
+void CpuBackend::RunMerges(const AttentionJob& job) {
+  for (const AttentionMerge& merge : merges_) {
+    kernels_.merge_attention(ArgsOf(merge.unit, job.common, job.group, job.layout, job.layer), merge.num_pieces);
+  }
+}
+
+void CpuBackend::Attention(int layer, const float* q, int64_t q_stride, std::span<const SequenceChunk> chunks,
+                           const KvView& kv, const AttentionParams& params, float* out, int64_t out_stride) {
+  const AttentionJob job = BeginAttention(layer, q, q_stride, chunks, kv, params, out, out_stride);
   const int num_units = static_cast<int>(units_.size());
-  const int tasks = work < kWorthSplitting ? std::min(num_units, 1) : std::min(num_units, ThreadPool::kMaxTasks);
+  const int tasks = job.work < kWorthSplitting ? std::min(num_units, 1) : std::min(num_units, ThreadPool::kMaxTasks);
   pool_.Run(tasks, [&](int task, int thread) {
     const int end = static_cast<int>(int64_t{num_units} * (task + 1) / tasks);
-    for (int i = static_cast<int>(int64_t{num_units} * task / tasks); i < end; ++i) {
-      AttentionArgs args = ArgsOf(units_[i], common, group, layout, layer);
-      args.scratch = attention_scratch_.data() + thread * scratch_floats;
-      kernels_.attention(args);
-    }
+    for (int i = static_cast<int>(int64_t{num_units} * task / tasks); i < end; ++i) RunUnit(job, units_[i], thread);
   });
-  for (const AttentionMerge& merge : merges_) {  // a few rows: not worth a job
-    kernels_.merge_attention(ArgsOf(merge.unit, common, group, layout, layer), merge.num_pieces);
-  }
+  RunMerges(job);
 }
 
 }  // namespace baton::kernels::cpu

@@ -48,6 +48,7 @@ struct MatMulArgs {
   const float* bias = nullptr;
   float* y = nullptr;
   int64_t y_stride = 0;
+  int64_t first_column = 0;  // the output that y[0] is
 };
 
 // Two panels with 8-bit codes and the largest scales.
@@ -93,8 +94,9 @@ inline int64_t AttentionRecordFloats(int head_dim) { return PaddedHeadDim(head_d
 
 struct KernelTable {
   const char* name;
-  void (*quantize_row)(const float* x, int64_t row, const QuantizedRows& out);
-  void (*round_row)(const float* x, int64_t row, const RoundedRows& out);
+  // Columns [begin, end) of a row, from x on: whole groups; whole pairs, but for the row's last.
+  void (*quantize_row)(const float* x, int64_t row, int64_t begin, int64_t end, const QuantizedRows& out);
+  void (*round_row)(const float* x, int64_t row, int64_t begin, int64_t end, const RoundedRows& out);
   int64_t rounded_pair_bytes;
   void (*matmul[kNumMatMulKernels])(const MatMulArgs& args, int64_t panel_begin, int64_t panel_end);  // by PackedLayout
   void (*attention)(const AttentionArgs& args);

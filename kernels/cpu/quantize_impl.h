@@ -111,18 +111,15 @@ BATON_INLINE bool QuantizeSixteen(const float* x, uint8_t* cell, int64_t cell_by
   return true;
 }
 
-static void QuantizeRow(const float* x, int64_t row, const QuantizedRows& out) {
+static void QuantizeRow(const float* x, int64_t row, int64_t begin, int64_t end, const QuantizedRows& out) {
   const ActivationBlock block = BlockOfRow(out, row);
   const int64_t cell_bytes = block.rows * kActivationCellBytes;
   const int64_t row_in_block = row % kActivationBlockRows;
-  const int64_t groups = out.cols / 32;
-  uint8_t* cell = block.cells;
-  int64_t g = 0;
-  for (; g + 16 <= groups; g += 16, cell += 16 * cell_bytes) {
-    if (QuantizeSixteen(x + g * 32, cell, cell_bytes, block.rows, row_in_block)) continue;
-    for (int i = 0; i < 16; ++i) {
-      QuantizeGroup(x + (g + i) * 32, CellAt(cell + i * cell_bytes, block.rows, row_in_block));
-    }
+  uint8_t* cell = block.cells + begin / 32 * cell_bytes;
+  int64_t left = (end - begin) / 32;
+  for (; left >= 16; left -= 16, x += 512, cell += 16 * cell_bytes) {
+    if (QuantizeSixteen(x, cell, cell_bytes, block.rows, row_in_block)) continue;
+    for (int i = 0; i < 16; ++i) QuantizeGroup(x + i * 32, CellAt(cell + i * cell_bytes, block.rows, row_in_block));
   }
-  for (; g < groups; ++g, cell += cell_bytes) QuantizeGroup(x + g * 32, CellAt(cell, block.rows, row_in_block));
+  for (; left > 0; --left, x += 32, cell += cell_bytes) QuantizeGroup(x, CellAt(cell, block.rows, row_in_block));
 }

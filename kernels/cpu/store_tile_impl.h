@@ -6,7 +6,7 @@ BATON_INLINE void StoreTile(const MatMulArgs& a, int64_t panel, int64_t row, int
   const int64_t first = panel * 16;
   const int n = a.rows - first < 16 ? static_cast<int>(a.rows - first) : 16;
   for (int r = 0; r < num_rows; ++r) {
-    float* y = a.y + (row + r) * a.y_stride + first;
+    float* y = a.y + (row + r) * a.y_stride + (first - a.first_column);
     VF value = acc[r];
     if (a.bias != nullptr) {
       const VF bias = LoadN(a.bias + first, n);

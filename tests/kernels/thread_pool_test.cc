@@ -56,6 +56,67 @@ TEST(ThreadPoolTest, OthersTakeOverTheShareOfALateThread) {
   EXPECT_EQ(by_stuck, 1);
 }
 
+// Tasks of the second stage see what those of the first wrote that they wait for, whoever does which, after jobs of one stage
+// and of two, from whose end other threads may still be on their way.
+TEST(ThreadPoolTest, SecondStageWaitsForItsOwnPartOfTheFirst) {
+  for (const int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    for (int round = 0; round < 500; ++round) {
+      const int parts = 1 + round % 4, each = 1 + round % 5, num_second = round % 17;
+      std::vector<Latch> latches(parts);
+      for (Latch& latch : latches) latch.Reset(each);
+      std::vector<int> first(parts * each, 0), second(num_second, 0);
+      pool.RunStages(
+          parts * each,
+          [&](int task, int) {
+            if (task % 7 == 3) std::this_thread::yield();
+            first[task] = task + 1;
+            latches[task / each].Arrive();
+          },
+          num_second,
+          [&](int task, int) {
+            const int part = task % parts;
+            latches[part].Wait();
+            for (int i = 0; i < each; ++i) second[task] += first[part * each + i];
+          });
+      for (int task = 0; task < num_second; ++task) {
+        int want = 0;
+        for (int i = 0; i < each; ++i) want += task % parts * each + i + 1;
+        ASSERT_EQ(second[task], want) << threads << " threads, round " << round;
+      }
+      if (round % 3 == 0) {
+        std::vector<int> hits(9, 0);
+        pool.Run(9, [&](int task, int) { ++hits[task]; });
+        ASSERT_EQ(hits, std::vector<int>(9, 1));
+      }
+    }
+  }
+}
+
+// What needs nothing of a late task goes on without it: no barrier lies between the stages.
+TEST(ThreadPoolTest, SecondStageDoesNotWaitForTheRest) {
+  ThreadPool pool(2);
+  Latch needed;
+  needed.Reset(3);
+  std::atomic<int> second_done{0};
+  pool.RunStages(
+      4,
+      [&](int task, int) {
+        if (task == 0) {
+          while (second_done != 8) std::this_thread::yield();  // ends only if the other thread goes on
+        } else {
+          needed.Arrive();
+        }
+      },
+      8,
+      [&](int, int) {
+        needed.Wait();
+        ++second_done;
+      });
+  EXPECT_EQ(second_done, 8);
+  EXPECT_EQ(pool.num_barriers(), 1u);
+}
+
 TEST(ThreadPoolTest, LargestJob) {
   ThreadPool pool(2);
   std::atomic<int64_t> sum{0};
