@@ -69,6 +69,10 @@ class SimEngine final : public engine::Engine {
       core_->AdoptPrefix(tenant, token_ids, std::move(*lease));
     });
   }
+  void CopyToHost(kvcache::BlockLease blocks, std::function<void()> done) override {
+    auto lease = std::make_shared<kvcache::BlockLease>(std::move(blocks));
+    Post([this, lease, done = std::move(done)]() mutable { core_->CopyToHost(std::move(*lease), std::move(done)); });
+  }
   void Cancel(const std::string& request_id) override {
     Post([this, request_id] { core_->Cancel(request_id); });
   }
