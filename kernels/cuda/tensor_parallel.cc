@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<TensorParallelBackend>> TensorParallelBackend::Cr
   if (absl::Status s = CheckDevices(split.ranks); !s.ok()) return s;
   std::unique_ptr<TensorParallelBackend> backend(new TensorParallelBackend(split));
   backend->ranks_.resize(static_cast<size_t>(split.ranks));
-  backend->OnRanks([&](int rank, CudaBackend&) {
+  backend->OnDevices([&](int rank) {
     backend->ranks_[rank] = std::make_unique<CudaBackend>(numerics, /*graphs=*/split.ranks == 1, storage);
   });
   if (split.ranks > 1) {
@@ -124,7 +124,7 @@ TensorParallelBackend::~TensorParallelBackend() {
   FreeOnRanks(parts_);
   while (!regions_.empty()) Free(const_cast<std::byte*>(regions_.begin()->first));
   collectives_.reset();
-  OnRanks([&](int rank, CudaBackend&) { ranks_[rank].reset(); });
+  OnDevices([&](int rank) { ranks_[rank].reset(); });
 }
 
 std::string TensorParallelBackend::name() const {

@@ -112,7 +112,10 @@ class TensorParallelBackend final : public Backend, public DeviceSpace {
 
   explicit TensorParallelBackend(const TensorParallel& split) : split_(split) {}
   int num_ranks() const { return split_.ranks; }
-  // call(rank, backend), the thread's device being the rank's.
+  // call(rank), the thread's device being the rank's.
+  template <typename Call>
+  void OnDevices(Call call) const;
+  // The same with the rank's backend: call(rank, backend).
   template <typename Call>
   void OnRanks(Call call) const;
   // The region that an address lies in, and how far from its begin on each rank that is. Ends the process if it is none of this
@@ -145,12 +148,17 @@ class TensorParallelBackend final : public Backend, public DeviceSpace {
 
 // With one rank the thread's device is left alone: it is that of all else in the process.
 template <typename Call>
-void TensorParallelBackend::OnRanks(Call call) const {
+void TensorParallelBackend::OnDevices(Call call) const {
   for (int rank = 0; rank < num_ranks(); ++rank) {
     if (num_ranks() > 1) RequireOk(UseDevice(rank));
-    call(rank, *ranks_[rank]);
+    call(rank);
   }
   if (num_ranks() > 1) RequireOk(UseDevice(0));
+}
+
+template <typename Call>
+void TensorParallelBackend::OnRanks(Call call) const {
+  OnDevices([&](int rank) { call(rank, *ranks_[rank]); });
 }
 
 template <typename T>
