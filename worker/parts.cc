@@ -6,12 +6,12 @@ namespace baton::worker {
 
 kvtransfer::Exporter::Options Parts::ExporterOptions() const {
   kvtransfer::Exporter::Options options = {.worker_name = host->name(),
-          .incarnation = host->incarnation(),
-          .key = key,
-          .layout = model->kv_layout(),
-          .fingerprint = model->fingerprint(),
-          .reap_interval = absl::Milliseconds(100),
-          .block_tags = config.kv_block_tags()};
+                                           .incarnation = host->incarnation(),
+                                           .key = key,
+                                           .layout = model->kv_layout(),
+                                           .fingerprint = model->fingerprint(),
+                                           .reap_interval = absl::Milliseconds(100),
+                                           .block_tags = config.kv_block_tags()};
   if (model->transfer_device() != nullptr) {
     options.copy_to_host = [engine = model->engine()](kvcache::BlockLease blocks, std::function<void()> done) {
       engine->CopyToHost(std::move(blocks), std::move(done));

@@ -23,7 +23,7 @@ void EnablePluginsOnce(bool reflection) {
 }
 
 // Debian builds abseil without NDEBUG, so its mutexes, which are gRPC's, note the order in which they are taken, each under one
-// spin lock for the whole process. That is for finding deadlocks; here it is a tenth of a token's way through the router.
+// spin lock for the whole process. That is for finding deadlocks; threads that share a core may wait for that lock's holder.
 void SkipLockOrderChecks() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
 
 void Configure(const ServerOptions& options, grpc::ServerBuilder* builder) {

@@ -113,11 +113,9 @@ class CpuBackend final : public Backend {
   static int64_t TileStride(Range panels);
 
   // Calls fn(rows, panels, tiles, thread) for tiles of a product, as ForRange: so that what is done with the outputs finds
-  // them in the cache, and rows of them side by side (strides of whole arrays are often multiples of 4 KB, which few lines of
-  // a cache can share). `tiles` has room for num_outputs tiles, TileFloats apart.
+  // them in the cache, and rows of them side by side (README.md). `tiles` has room for num_outputs tiles, tile_floats_ apart.
   template <typename Fn>
   void ForTiles(const ProductInput& in, int64_t num_panels, int num_outputs, const Fn& fn);
-  int64_t TileFloats() const { return tile_floats_; }
   void ReserveTiles(int64_t floats, int num_outputs);
 
   void StoreKv(const KvView& kv, int layer, bool is_value, int head, const SequenceChunk& chunk, int row_in_chunk,

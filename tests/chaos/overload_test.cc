@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -141,15 +142,14 @@ class OverloadTest : public testing::Test {
         MutexLock lock(&mu);
         ++left;
       }
-      auto* const asked = new Asked();
-      const v1::GenerateRequest request = Next(i, asked);
+      const auto asked = std::make_shared<Asked>();
+      const v1::GenerateRequest request = Next(i, asked.get());
       const auto done = [this, asked, &window, &left, &mu, &none_left](const Generation& got) {
         Judge(got, *asked, &window);
-        delete asked;
         MutexLock lock(&mu);
         if (--left == 0) none_left.Signal();
       };
-      cluster_->StartGenerate(request, absl::Seconds(60), Watch(asked), done);
+      cluster_->StartGenerate(request, absl::Seconds(60), Watch(asked.get()), done);
     }
     window.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
     MutexLock lock(&mu);
