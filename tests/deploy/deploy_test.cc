@@ -1,19 +1,13 @@
 // deploy/ against the product: no setting, flag or metric in it that does not exist, and each file passes its own tool.
-#include <stdlib.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <regex>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include <boost/asio/connect.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <yaml-cpp/yaml.h>
@@ -22,21 +16,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/config.h"
+#include "tests/deploy/tools.h"
 #include "tests/e2e/cluster.h"
 #include "tests/fakes/tiny_gguf.h"
 
-namespace baton {
+namespace baton::deploy {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path);
-  EXPECT_TRUE(file.good()) << path;
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 std::vector<fs::path> FilesUnder(const std::string& folder, const std::string& extension) {
   std::vector<fs::path> found;
@@ -46,36 +33,6 @@ std::vector<fs::path> FilesUnder(const std::string& folder, const std::string& e
   std::sort(found.begin(), found.end());
   EXPECT_FALSE(found.empty()) << folder << " *" << extension;
   return found;
-}
-
-fs::path CacheFolder() {
-  if (const char* cache = getenv("BATON_CACHE"); cache != nullptr && *cache != '\0') return cache;
-  return fs::path(getenv("HOME")) / ".cache/baton";
-}
-
-// The path of a program that scripts/setup --tests has unpacked.
-std::string Tool(const std::string& path) {
-  const fs::path tool = CacheFolder() / "tools" / path;
-  EXPECT_TRUE(fs::exists(tool)) << tool << " is missing; run scripts/setup --tests";
-  return tool.string();
-}
-
-struct ShellResult {
-  int exit_code;
-  std::string output;
-};
-ShellResult Shell(const std::string& command) {
-  ShellResult run{-1, ""};
-  FILE* pipe = popen(absl::StrCat(command, " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return run;
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof(buffer), pipe)) run.output.append(buffer, n);
-  run.exit_code = WEXITSTATUS(pclose(pipe));
-  return run;
-}
-void ExpectPasses(const std::string& command) {
-  const ShellResult run = Shell(command);
-  EXPECT_EQ(run.exit_code, 0) << command << "\n" << run.output;
 }
 
 std::set<std::string> KnownEnvironment() {
@@ -120,22 +77,6 @@ TEST(DeploySettingsTest, SettingsFilesLoad) {
     const YAML::Node pod = YAML::LoadAllFromFile("deploy/kubernetes/" + role + ".yaml")[0]["spec"]["template"]["spec"];
     EXPECT_GT(pod["terminationGracePeriodSeconds"].as<int>() * 1000, cluster.config.drain_timeout_ms() + 5000) << role;
   }
-}
-
-std::string HttpGet(const std::string& address, const std::string& path) {
-  namespace beast = boost::beast;
-  const std::vector<std::string> parts = absl::StrSplit(address, ':');
-  boost::asio::io_context context;
-  beast::tcp_stream stream(context);
-  stream.connect(boost::asio::ip::tcp::resolver(context).resolve(parts[0], parts[1]));
-  beast::http::request<beast::http::empty_body> request(beast::http::verb::get, path, 11);
-  request.set(beast::http::field::host, address);
-  beast::http::write(stream, request);
-  beast::flat_buffer buffer;
-  beast::http::response<beast::http::string_body> response;
-  beast::http::read(stream, buffer, response);
-  EXPECT_EQ(response.result_int(), 200u) << address << path;
-  return response.body();
 }
 
 // Metric names in a PromQL expression: words that are ours, outside of string literals.
@@ -219,6 +160,39 @@ TEST(DeployMetricsTest, EveryMetricIsOneThatARunningClusterExports) {
   }
 }
 
+// A target that a full worker's queue never exceeds scales nothing: both once were prefill_backlog_tokens itself.
+TEST(DeployScalingTest, PrefillScalesBeforeAdmissionHoldsPromptsBack) {
+  const auto settings = LoadConfig(ProcessRole::kRouter, {"--model=m.gguf"}, {});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  const double backlog = static_cast<double>(settings->config.prefill_backlog_tokens());
+  ASSERT_GT(backlog, 0);
+
+  const YAML::Node metric = YAML::LoadAllFromFile("deploy/kubernetes/hpa.yaml")[0]["spec"]["metrics"][0]["pods"];
+  EXPECT_EQ(metric["metric"]["name"].as<std::string>(), "baton_waiting_tokens");
+  EXPECT_LE(metric["target"]["averageValue"].as<double>(), backlog / 2);
+
+  const YAML::Node trigger = YAML::LoadAllFromFile("deploy/kubernetes/keda.yaml")[0]["spec"]["triggers"][0]["metadata"];
+  EXPECT_LE(trigger["threshold"].as<double>(), backlog / 2);
+  const std::string query = trigger["query"].as<std::string>();
+  EXPECT_THAT(MetricsOf(query), testing::IsSupersetOf({"baton_waiting_tokens", "baton_router_queued_tokens"}));
+  // promtool computes that very expression in baton.rules.test.yml.
+  int computed = 0;
+  for (const YAML::Node& test : YAML::LoadFile("deploy/prometheus/baton.rules.test.yml")["tests"]) {
+    for (const YAML::Node& expression : test["promql_expr_test"]) {
+      if (expression["expr"]) computed += expression["expr"].as<std::string>() == query;
+    }
+  }
+  EXPECT_GT(computed, 0) << query;
+
+  bool alerts = false;
+  for (const YAML::Node& group : YAML::LoadFile("deploy/prometheus/baton.rules.yml")["groups"]) {
+    for (const YAML::Node& rule : group["rules"]) {
+      alerts |= rule["alert"] && MetricsOf(rule["expr"].as<std::string>()).count("baton_router_queued_tokens") > 0;
+    }
+  }
+  EXPECT_TRUE(alerts) << "no alert looks at the routers' queue";
+}
+
 TEST(DeployToolsTest, PromtoolAcceptsRulesAndTheirTestsPass) {
   const std::string promtool = Tool("usr/bin/promtool");
   ExpectPasses(absl::StrCat("cd deploy/prometheus && ", promtool, " check config prometheus.yml"));
@@ -239,16 +213,6 @@ TEST(DeployToolsTest, KubernetesSchemasAcceptEveryObject) {
   }
 }
 
-TEST(DeployToolsTest, HaproxyAcceptsItsConfiguration) {
-  const std::string dir = testing::TempDir();
-  ExpectPasses(absl::StrCat("openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=baton -days 1 -keyout ", dir,
-                            "/k.pem -out ", dir, "/c.pem && cat ", dir, "/c.pem ", dir, "/k.pem > ", dir, "/baton.pem"));
-  std::ofstream(dir + "/haproxy.cfg") << std::regex_replace(ReadFile("deploy/haproxy/haproxy.cfg"),
-                                                            std::regex("/etc/haproxy/baton.pem"), dir + "/baton.pem");
-  ExpectPasses(absl::StrCat("LD_LIBRARY_PATH=", Tool("usr/lib/x86_64-linux-gnu"), " ", Tool("usr/sbin/haproxy"), " -c -f ",
-                            dir, "/haproxy.cfg"));
-}
-
 TEST(DeployToolsTest, SystemdAcceptsItsUnits) {
   if (Shell("command -v systemd-analyze").exit_code != 0) GTEST_SKIP() << "no systemd here";
   const std::string dir = testing::TempDir() + "/units";
@@ -267,4 +231,4 @@ TEST(DeployToolsTest, SystemdAcceptsItsUnits) {
 }
 
 }  // namespace
-}  // namespace baton
+}  // namespace baton::deploy
