@@ -71,7 +71,7 @@ BATON_INLINE void Bf16Rows(const MatMulArgs& a, int64_t panel, int64_t begin, in
 // Not inlined: nothing of it may move out of the scope in which denormals are flushed.
 __attribute__((noinline)) static void Bf16Panels(const MatMulArgs& a, int64_t panel_begin, int64_t panel_end) {
   constexpr int kUnit = kActivationBlockRows;
-  int64_t block_rows = (512 << 10) / ((a.cols + 1) / 2 * kPairBytes) / kUnit * kUnit;
+  int64_t block_rows = kActivationCacheBytes / ((a.cols + 1) / 2 * kPairBytes) / kUnit * kUnit;
   if (block_rows < kUnit) block_rows = kUnit;
   const int64_t super_bytes = kSuperPanels * static_cast<int64_t>(a.panel_bytes);
   for (int64_t begin = 0; begin < a.m; begin += block_rows) {

@@ -55,11 +55,10 @@ void CpuBackend::PrepareInput(const ProductInput& in, const float* from, const N
 }
 
 int64_t CpuBackend::RowsAtATime(const ProductInput& in) const {
-  constexpr int64_t kCacheBytes = 512 << 10;  // as the kernels have it
   const int64_t row_bytes = in.wants_quantized ? in.cols / kQuantGroup * kActivationCellBytes
                             : in.wants_rounded ? (in.cols + 1) / 2 * kernels_.rounded_pair_bytes
                                                : in.cols * static_cast<int64_t>(sizeof(float));
-  return std::max<int64_t>(kCacheBytes / (row_bytes + 1) / kActivationBlockRows, 1) * kActivationBlockRows;
+  return std::max<int64_t>(kernels_.activation_cache_bytes / (row_bytes + 1) / kActivationBlockRows, 1) * kActivationBlockRows;
 }
 
 int64_t CpuBackend::TileStride(Range panels) { return (panels.end - panels.begin) * kPanelRows; }

@@ -30,6 +30,8 @@ struct RoundedRows {
   uint8_t* pairs = nullptr;  // 64-byte aligned; rows * ((cols + 1) / 2) * rounded_pair_bytes bytes
 };
 
+// Activations of so many rows stay in the second-level cache while all panels pass over them.
+inline constexpr int64_t kActivationCacheBytes = 512 << 10;
 inline constexpr int kFewRows = 4;         // up to here a product is limited by memory and streams panel by panel
 inline constexpr int kSuperPanels = 4;     // panels that PackedLayout::kBf16Dot interleaves
 inline constexpr int kNumMatMulKernels = 11;
@@ -98,6 +100,7 @@ struct KernelTable {
   void (*quantize_row)(const float* x, int64_t row, int64_t begin, int64_t end, const QuantizedRows& out);
   void (*round_row)(const float* x, int64_t row, int64_t begin, int64_t end, const RoundedRows& out);
   int64_t rounded_pair_bytes;
+  int64_t activation_cache_bytes;  // kActivationCacheBytes, or these kernels' own
   void (*matmul[kNumMatMulKernels])(const MatMulArgs& args, int64_t panel_begin, int64_t panel_end);  // by PackedLayout
   void (*attention)(const AttentionArgs& args);
   void (*merge_attention)(const AttentionArgs& args, int num_pieces);  // of piece_records, into `out`

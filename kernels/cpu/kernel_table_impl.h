@@ -16,6 +16,7 @@ static KernelTable MakeTable(const char* name) {
   t.matmul[9] = IntegerMatMul<8, ScaleKind::kPair>;
   t.round_row = RoundRow;
   t.rounded_pair_bytes = kPairBytes;
+  t.activation_cache_bytes = kActivationCacheBytes;
   t.matmul[kBf16DotLayout] = Bf16MatMul;
   t.attention = AttentionHead;
   t.merge_attention = MergeRecords;

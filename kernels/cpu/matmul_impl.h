@@ -142,7 +142,7 @@ template <int kBits, ScaleKind kScale>
 static void IntegerMatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_end) {
   // A block of activation rows stays in the second-level cache while all panels pass over it.
   constexpr int kUnit = kActivationBlockRows;
-  int64_t block_rows = (512 << 10) / (a.cols * kActivationCellBytes / 32 + 1) / kUnit * kUnit;
+  int64_t block_rows = kActivationCacheBytes / (a.cols * kActivationCellBytes / 32 + 1) / kUnit * kUnit;
   if (block_rows < kUnit) block_rows = kUnit;
   for (int64_t begin = 0; begin < a.m; begin += block_rows) {
     const int64_t end = begin + block_rows < a.m ? begin + block_rows : a.m;
