@@ -293,8 +293,8 @@ static void TileMatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_e
   }
 }
 
-// With fewer rows, memory is the limit and changing the sign of the codes is work on top of it.
-constexpr int kTileMinRows = 16;
+// With fewer rows vector instructions, which take rows as they come, are as fast: memory is the limit.
+constexpr int kTileMinRows = 10;
 
 template <int kLayout, int kBits, ScaleKind kScale>
 static void MatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_end) {

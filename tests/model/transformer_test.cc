@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "model/exact_math.h"
@@ -17,6 +20,7 @@ using fakes::TinyFamily;
 using kernels::DType;
 using kernels::Isa;
 using kernels::NumericsClass;
+using kernels::WeightLayout;
 
 absl::StatusOr<GgufFile> Tiny(const fakes::TinyModelOptions& options) {
   return GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(options), "tiny.gguf"));
@@ -39,19 +43,22 @@ TEST_P(TransformerExactnessTest, BatchChunkAndPhaseDoNotMatter) {
   ExpectExact(model->transformer.get(), GetParam().kv_dtype, 75, {1, 2, 5, 16, 33, 64});
 }
 
-TEST_P(TransformerExactnessTest, ThreadsAndInstructionSetDoNotMatter) {
+TEST_P(TransformerExactnessTest, ThreadsInstructionSetAndLayoutDoNotMatter) {
   const auto file = Tiny(GetParam().options);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto first = LoadTestModel(*file, {.isa = Isa::kScalar, .numerics = GetParam().numerics, .num_threads = 1});
   ASSERT_TRUE(first.ok()) << first.status();
   const std::vector<int32_t> ids = RandomIds(70, first->transformer->vocab_size(), 1);
   const Logits want = WholePrompt(first->transformer.get(), ids, GetParam().kv_dtype);
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    for (int threads : {1, 2, 3}) {
-      const auto other = LoadTestModel(*file, {.isa = isa, .numerics = GetParam().numerics, .num_threads = threads});
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+    for (const auto& [threads, layout] : {std::pair(1, WeightLayout::kDecode), std::pair(2, WeightLayout::kDecode),
+                                          std::pair(3, WeightLayout::kPrefill), std::pair(1, WeightLayout::kBoth)}) {
+      const auto other = LoadTestModel(
+          *file, {.isa = isa, .numerics = GetParam().numerics, .num_threads = threads, .weight_layout = layout});
       if (!other.ok()) break;  // this CPU lacks the instruction set
-      ExpectSameBits(want, WholePrompt(other->transformer.get(), ids, GetParam().kv_dtype),
-                     absl::StrCat(other->backend->name(), " with ", threads, " threads"));
+      ExpectSameBits(
+          want, WholePrompt(other->transformer.get(), ids, GetParam().kv_dtype),
+          absl::StrCat(other->backend->name(), " with ", threads, " threads, layout ", static_cast<int>(layout)));
     }
   }
 }
@@ -68,6 +75,7 @@ INSTANTIATE_TEST_SUITE_P(
              DType::kBF16},
         Case{"qwen2_f16_int", {.family = TinyFamily::kQwen2, .dtype = DType::kF16}, NumericsClass::kInt, DType::kF16},
         Case{"qwen3_q6_k_int", {.family = TinyFamily::kQwen3, .dtype = DType::kQ6_K}, NumericsClass::kInt, DType::kF16},
+        Case{"llama_bf16_bf16", {.dtype = DType::kBF16}, NumericsClass::kBf16, DType::kBF16},
         Case{"gemma3_q5_1_int",
              {.family = TinyFamily::kGemma3, .dtype = DType::kQ5_1, .num_layers = 6},
              NumericsClass::kInt,
@@ -77,6 +85,40 @@ INSTANTIATE_TEST_SUITE_P(
              NumericsClass::kF32,
              DType::kF32}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// The largest chunk and the largest batch that are promised (64 rows of decode also are tiles where there are any).
+TEST(TransformerTest, ChunksOf512AndBatchesOf64DoNotMatter) {
+  for (const NumericsClass numerics : {NumericsClass::kInt, NumericsClass::kBf16}) {
+    const auto file =
+        Tiny({.dtype = numerics == NumericsClass::kInt ? DType::kQ8_0 : DType::kBF16, .context_length = 1024});
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto loaded = LoadTestModel(*file, {.numerics = numerics, .num_threads = 2}, 64);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    Transformer* const model = loaded->transformer.get();
+    constexpr int kTokens = 530, kSequences = 64, kSteps = 20;
+    TestSequence long_one{.token_ids = RandomIds(kTokens, model->vocab_size(), 1)};
+    TestKvPool long_pool(model->KvLayoutFor(DType::kF16, 16), kTokens / 16 + 1);
+    while (long_one.num_computed < kTokens) {
+      Step(model, &long_pool, {{&long_one, std::min(512, kTokens - long_one.num_computed)}});
+    }
+    TestKvPool single_pool(model->KvLayoutFor(DType::kF16, 16), kTokens / 16 + 1);
+    TestSequence by_one{.token_ids = long_one.token_ids};
+    while (by_one.num_computed < kTokens) Step(model, &single_pool, {{&by_one, 1}});
+    ExpectSameBits(long_one.logits, by_one.logits, "a chunk of 512, and one position at a time");
+
+    TestKvPool pool(model->KvLayoutFor(DType::kF16, 16), kSequences * (kSteps / 16 + 1));
+    std::vector<TestSequence> sequences(kSequences);
+    std::vector<std::pair<TestSequence*, int>> work;
+    for (int i = 0; i < kSequences; ++i) {
+      sequences[i].token_ids = RandomIds(kSteps, model->vocab_size(), static_cast<uint64_t>(i) + 2);
+      work.emplace_back(&sequences[i], 1);
+    }
+    for (int step = 0; step < kSteps; ++step) Step(model, &pool, work);
+    for (const TestSequence& sequence : sequences) {
+      ExpectSameBits(WholePrompt(model, sequence.token_ids, DType::kF16), sequence.logits, "one of 64 sequences");
+    }
+  }
+}
 
 TEST(TransformerTest, LedgerIsExact) {
   const auto file = Tiny({.tied_head = false});
