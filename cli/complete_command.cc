@@ -31,6 +31,7 @@ struct CompleteFlags {
   std::string token_ids;
   std::string system;
   std::string request_id;
+  std::string priority = "standard";
   SamplingFlags sampling;
   double timeout_s = 0;
   bool chat = false;
@@ -88,6 +89,9 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const CompleteFlags& flags, cons
   }
   if (absl::Status s = CheckUtf8("--request-id", flags.request_id); !s.ok()) return s;
   request.set_request_id(flags.request_id);
+  request.set_priority(flags.priority == "high"    ? v1::PRIORITY_HIGH
+                       : flags.priority == "batch" ? v1::PRIORITY_BATCH
+                                                   : v1::PRIORITY_STANDARD);
   if (settings.has_flag("served_model_name")) request.set_model(settings.config.served_model_name());
   if (absl::Status s = SetPrompt(flags, &request); !s.ok()) return s;
   return request;
@@ -184,6 +188,8 @@ void AddComplete(CLI::App* app, Invocation* invocation) {
   sub->add_flag("--local", flags->local, "Run in this process, without a cluster (needs --model)");
   sub->add_option("--timeout", flags->timeout_s, "Seconds the answer may take; default: the router's limit");
   sub->add_option("--request-id", flags->request_id, "A name for the request in logs");
+  sub->add_option("--priority", flags->priority, "high, standard or batch: who goes first when requests wait; default standard")
+      ->check(CLI::IsMember({"high", "standard", "batch"}));
   sub->add_flag("-q,--quiet", flags->quiet, "No summary on stderr");
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout, at the end");
   AddSamplingFlags(sub, &flags->sampling, /*all=*/true);

@@ -24,7 +24,7 @@ template <class Request, class Answer>
 grpc::ServerUnaryReactor* Unary(const Intake& intake, grpc::CallbackServerContext* context, const grpc::ByteBuffer* in,
                                 grpc::ByteBuffer* out, const Answer& answer) {
   Request request;
-  absl::Status status = intake.TenantOf(Authorization(*context)).status();
+  absl::Status status = intake.CallerOf(Authorization(*context)).status();
   if (status.ok()) status = FromWire(*in, &request);
   if (status.ok()) {
     const auto response = answer(request);
@@ -89,14 +89,14 @@ class GrpcClientStream final : public ClientStream {
 grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::CallbackServerContext* context,
                                                                        const grpc::ByteBuffer* bytes) {
   absl::StatusOr<v1::GenerateRequest> request = v1::GenerateRequest();
-  const absl::StatusOr<std::string> tenant = intake_->TenantOf(Authorization(*context));
-  absl::Status status = tenant.status();
+  const absl::StatusOr<Caller> caller = intake_->CallerOf(Authorization(*context));
+  absl::Status status = caller.status();
   if (status.ok()) status = FromWire(*bytes, &*request);
   if (!status.ok()) request = std::move(status);
   GatherTokens gather;
   if (request.ok() && request->tokens_per_message() > 1) gather.most = request->tokens_per_message();
   std::shared_ptr<Writer> writer;
-  intake_->Generate(request, tenant.value_or(""), rpc::DeadlineOf(*context),
+  intake_->Generate(request, caller.value_or(Caller()), rpc::DeadlineOf(*context),
                     [&writer, gather](const std::shared_ptr<RequestDriver>& driver) {
                       // The writer holds the driver until the call ends, and the driver the writer until it is gone itself.
                       writer = Writer::Create({}, [driver] { driver->ClientGone(); }, gather);

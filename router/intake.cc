@@ -41,7 +41,7 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(const v1::GenerateRequest& reque
   return admitted;
 }
 
-void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, const std::string& tenant,
+void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, const Caller& caller,
                       absl::Time deadline, const MakeClient& make_client,
                       const std::optional<tracing::SpanContext>& trace) {
   ++requests_total_;
@@ -53,6 +53,12 @@ void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, const 
   deadline = std::min(deadline, context_->clock->Now() + options_.default_deadline);
   const std::shared_ptr<RequestDriver> driver = RequestDriver::Create(context_, key, deadline, make_client, std::nullopt, trace);
   if (!request.ok()) return driver->Reject(request.status());
+  if (request->priority() == v1::PRIORITY_HIGH && !caller.priority) {
+    return driver->Reject(WithReason(
+        absl::PermissionDeniedError("this API key may not be served before others: leave priority out, or have the scope "
+                                    "\"priority\" added to the key's line in api_keys_file"),
+        "NO_PRIORITY_SCOPE"));
+  }
   if (draining_) {
     return driver->Reject(
         WithReason(WithRetryAfter(absl::UnavailableError("this router is draining; ask another one"), absl::Seconds(1)),
@@ -61,7 +67,7 @@ void Intake::Generate(const absl::StatusOr<v1::GenerateRequest>& request, const 
   if (absl::Status status = context_->table->Add(key, driver); !status.ok()) return driver->Reject(std::move(status));
   absl::StatusOr<AdmittedRequest> admitted = Prepare(*request, key);
   if (!admitted.ok()) return driver->Reject(admitted.status());
-  admitted->tenant = tenant;
+  admitted->tenant = caller.tenant;
   driver->Admit(*std::move(admitted));
 }
 

@@ -36,13 +36,13 @@ class Intake {
   // From now on Generate is refused with UNAVAILABLE.
   void Drain() { draining_ = true; }
 
-  // The tenant that the caller is; doors ask before all else, for every kind of request. `authorization`: the header, or
-  // gRPC metadata, of that name. UNAUTHENTICATED, as ApiKeys.
-  absl::StatusOr<std::string> TenantOf(absl::string_view authorization) const { return keys_->TenantOf(authorization); }
+  // Who the caller is; doors ask before all else, for every kind of request. `authorization`: the header, or gRPC
+  // metadata, of that name. UNAUTHENTICATED, as ApiKeys.
+  absl::StatusOr<Caller> CallerOf(absl::string_view authorization) const { return keys_->CallerOf(authorization); }
 
-  // Starts a request of `tenant`; whatever happens to it, a refusal too, the client hears. An error as `request` is one
-  // that the door found itself. `trace`: what the client sent as traceparent.
-  void Generate(const absl::StatusOr<v1::GenerateRequest>& request, const std::string& tenant, absl::Time deadline,
+  // Starts a request of `caller`; whatever happens to it, a refusal too, the client hears. An error as `request` is one
+  // that the door found itself. PERMISSION_DENIED (NO_PRIORITY_SCOPE) where it is to go first and the caller's may not. `trace`: what the client sent as traceparent.
+  void Generate(const absl::StatusOr<v1::GenerateRequest>& request, const Caller& caller, absl::Time deadline,
                 const MakeClient& make_client, const std::optional<tracing::SpanContext>& trace = std::nullopt);
   absl::StatusOr<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request) const;
   absl::StatusOr<v1::DetokenizeResponse> Detokenize(const v1::DetokenizeRequest& request) const;

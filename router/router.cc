@@ -254,7 +254,7 @@ console::ConsoleSources Router::ConsoleSources() {
   console::ConsoleSources sources;
   sources.log = &log_;
   sources.load = &load_;
-  sources.tenant_of = [this](absl::string_view authorization) { return intake_.TenantOf(authorization); };
+  sources.caller_of = [this](absl::string_view authorization) { return intake_.CallerOf(authorization); };
   sources.status = [this] {
     v1::ClusterStatus status;
     view_.FillStatus(&status);

@@ -101,31 +101,40 @@ void Console::AddHandlers(rpc::HttpServer* server) {
     const std::string path = file.name == "index.html" ? "/console/" : absl::StrCat("/console/", file.name);
     server->Handle("GET", path, [file](const rpc::HttpRequest&) { return FileResponse(file); });
   }
-  HandleGet(server, "/baton/cluster", [this](const rpc::HttpRequest&, const std::string&) {
+  HandleGet(server, "/baton/cluster", Who::kAdmin, [this](const rpc::HttpRequest&, const std::string&) {
     return JsonResponse(ClusterJson(sources_.status(), admin()));
   });
-  HandleGet(server, "/baton/requests", [this](const rpc::HttpRequest&, const std::string& tenant) {
+  HandleGet(server, "/baton/requests", Who::kTenant, [this](const rpc::HttpRequest&, const std::string& tenant) {
     return JsonResponse(RequestsJson(sources_.log->Latest(tenant)));
   });
-  HandleGet(server, "/baton/requests/*", [this](const rpc::HttpRequest& request, const std::string& tenant) {
+  HandleGet(server, "/baton/requests/*", Who::kTenant, [this](const rpc::HttpRequest& request, const std::string& tenant) {
     return OneRequest(request, tenant);
   });
-  HandleGet(server, "/baton/load", [this](const rpc::HttpRequest&, const std::string&) {
+  HandleGet(server, "/baton/load", Who::kAdmin, [this](const rpc::HttpRequest&, const std::string&) {
     return JsonResponse(LoadJson(sources_.load->Seconds()));
   });
   if (admin()) AddAdminHandlers(server);
 }
 
-void Console::HandleGet(rpc::HttpServer* server, const std::string& path,
+absl::StatusOr<Caller> Console::Admin(const rpc::HttpRequest& request) const {
+  absl::StatusOr<Caller> caller = sources_.caller_of(request.header("authorization"));
+  if (!caller.ok() || caller->admin) return caller;
+  return WithReason(absl::PermissionDeniedError("this API key shows your own requests only; the cluster is for keys with the "
+                                                "scope \"admin\" in api_keys_file"),
+                    "NO_ADMIN_SCOPE");
+}
+
+void Console::HandleGet(rpc::HttpServer* server, const std::string& path, Who who,
                         std::function<rpc::HttpResponse(const rpc::HttpRequest&, const std::string&)> answer) {
-  server->Handle("GET", path, [this, answer = std::move(answer)](const rpc::HttpRequest& request) {
-    const absl::StatusOr<std::string> tenant = sources_.tenant_of(request.header("authorization"));
-    return tenant.ok() ? answer(request, *tenant) : Outcome(tenant.status());
+  server->Handle("GET", path, [this, who, answer = std::move(answer)](const rpc::HttpRequest& request) {
+    const absl::StatusOr<Caller> caller =
+        who == Who::kAdmin ? Admin(request) : sources_.caller_of(request.header("authorization"));
+    return caller.ok() ? answer(request, caller->tenant) : Outcome(caller.status());
   });
 }
 
 absl::StatusOr<nlohmann::ordered_json> Console::OwnBody(const rpc::HttpRequest& request) const {
-  if (absl::Status status = sources_.tenant_of(request.header("authorization")).status(); !status.ok()) return status;
+  if (absl::Status status = Admin(request).status(); !status.ok()) return status;
   if (absl::Status status = CheckSameOrigin(request); !status.ok()) return status;
   absl::StatusOr<nlohmann::ordered_json> body = ParseBoundedJson(request.body);
   if (body.ok() && !body->is_object()) return absl::InvalidArgumentError("the body must be a JSON object");

@@ -14,6 +14,7 @@
 #include "common/mutex.h"
 #include "common/rpc/http_server.h"
 #include "proto/cluster.pb.h"
+#include "router/api_keys.h"
 #include "router/load_history.h"
 #include "router/request_log.h"
 
@@ -23,8 +24,9 @@ namespace baton::router::console {
 struct ConsoleSources {
   const RequestLog* log = nullptr;
   const LoadHistory* load = nullptr;
-  // The caller's tenant, by its Authorization header; an error: it may not look.
-  std::function<absl::StatusOr<std::string>(absl::string_view authorization)> tenant_of;
+  // Who asks, by its Authorization header; an error: it may not look. Requests are shown to their tenant, the cluster and
+  // its load to an administrator only: they are of all tenants.
+  std::function<absl::StatusOr<Caller>(absl::string_view authorization)> caller_of;
   std::function<v1::ClusterStatus()> status;
   std::function<absl::StatusOr<v1::PlacementExplanation>(const std::string&)> explain;
   // Administration; null: there is none. `drain` calls back once, on any thread, before the console goes; `scale` may
@@ -53,8 +55,11 @@ class Console {
   void Drain(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
   void ChangeRole(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
   void Scale(const rpc::HttpRequest& request, std::shared_ptr<rpc::HttpExchange> exchange);
+  // The caller, if it may do what an administrator does.
+  absl::StatusOr<Caller> Admin(const rpc::HttpRequest& request) const;
   // A path of JSON, for those who may look.
-  void HandleGet(rpc::HttpServer* server, const std::string& path,
+  enum class Who { kTenant, kAdmin };
+  void HandleGet(rpc::HttpServer* server, const std::string& path, Who who,
                  std::function<rpc::HttpResponse(const rpc::HttpRequest&, const std::string& tenant)> answer);
   rpc::HttpResponse OneRequest(const rpc::HttpRequest& request, const std::string& tenant) const;
   // The body of a request that changes something, if the console's own page sent it for somebody who may.

@@ -75,6 +75,12 @@ void ReadStream(JsonFields* fields, OpenAiRequest* request) {
   fields->Fail(inner.status());
 }
 
+// As vLLM's: lower is served earlier, 0 is the default.
+v1::Priority ReadPriority(JsonFields* fields) {
+  const int64_t value = fields->Int("priority").value_or(0);
+  return value < 0 ? v1::PRIORITY_HIGH : value > 0 ? v1::PRIORITY_BATCH : v1::PRIORITY_STANDARD;
+}
+
 }  // namespace
 
 void RefuseUnsupported(JsonFields* fields) {
@@ -91,13 +97,14 @@ void RefuseUnsupported(JsonFields* fields) {
   }
   // These change nothing of the answer.
   for (const char* name : {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-                           "priority", "request_id", "spaces_between_special_tokens"}) {
+                           "request_id", "spaces_between_special_tokens"}) {
     fields->Find(name);
   }
 }
 
 void ReadCommon(JsonFields* fields, OpenAiRequest* request, v1::GenerateRequest* prompt) {
   if (const auto model = fields->String("model")) prompt->set_model(*model);
+  prompt->set_priority(ReadPriority(fields));
   ReadSampling(fields, prompt->mutable_sampling());
   ReadStream(fields, request);
   request->n = prompt->sampling().has_n() ? prompt->sampling().n() : 1;

@@ -65,7 +65,7 @@ void Generation::Run() {
     absl::StatusOr<v1::GenerateRequest> request = request_.prompts[i];
     request->set_request_id(request_.prompts.size() == 1 ? options_.id : absl::StrCat(options_.id, "-", i));
     std::shared_ptr<RequestDriver> driver;
-    intake_->Generate(request, options_.tenant, absl::InfiniteFuture(),
+    intake_->Generate(request, options_.caller, absl::InfiniteFuture(),
                       [&](const std::shared_ptr<RequestDriver>& made) {
                         driver = made;
                         return std::make_unique<PromptStream>(self, i);

@@ -25,7 +25,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
  public:
   struct Options {
     std::string id;                              // of the answer; also names the request in logs
-    std::string tenant;
+    Caller caller;
     std::optional<tracing::SpanContext> trace;   // the client's
     std::map<std::string, std::string> headers;  // of every answer
     ToolFormat tool_format = ToolFormat::kNone;

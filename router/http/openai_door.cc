@@ -142,9 +142,9 @@ void OpenAiDoor::Generate(const std::string& path, Parse parse, const rpc::HttpR
     Count(path, response.status);
     exchange->Respond(std::move(response));
   };
-  absl::StatusOr<std::string> tenant = TenantOf(request);
-  if (!tenant.ok()) return refuse(ErrorResponse(tenant.status()));
-  options.tenant = *std::move(tenant);
+  absl::StatusOr<Caller> caller = CallerOf(request);
+  if (!caller.ok()) return refuse(ErrorResponse(caller.status()));
+  options.caller = *std::move(caller);
   options.trace = tracing::ParseTraceparent(request.header("traceparent"), request.header("tracestate"));
   if (!IsJson(request)) return refuse(NotJson());
   const absl::StatusOr<Json> body = ParseBody(request);
@@ -160,7 +160,7 @@ void OpenAiDoor::Generate(const std::string& path, Parse parse, const rpc::HttpR
 
 rpc::HttpResponse OpenAiDoor::Post(const std::string& path, Answer answer, const rpc::HttpRequest& request) {
   rpc::HttpResponse response;
-  if (absl::Status status = TenantOf(request).status(); !status.ok()) {
+  if (absl::Status status = CallerOf(request).status(); !status.ok()) {
     response = ErrorResponse(status);
   } else if (!IsJson(request)) {
     response = NotJson();
@@ -174,12 +174,12 @@ rpc::HttpResponse OpenAiDoor::Post(const std::string& path, Answer answer, const
   return response;
 }
 
-absl::StatusOr<std::string> OpenAiDoor::TenantOf(const rpc::HttpRequest& request) const {
-  return intake_->TenantOf(request.header("authorization"));
+absl::StatusOr<Caller> OpenAiDoor::CallerOf(const rpc::HttpRequest& request) const {
+  return intake_->CallerOf(request.header("authorization"));
 }
 
 rpc::HttpResponse OpenAiDoor::Models(const rpc::HttpRequest& request) const {
-  if (absl::Status status = TenantOf(request).status(); !status.ok()) return ErrorResponse(status);
+  if (absl::Status status = CallerOf(request).status(); !status.ok()) return ErrorResponse(status);
   return JsonResponse(ListModels());
 }
 
@@ -201,7 +201,7 @@ Json OpenAiDoor::ListModels() const {
 }
 
 rpc::HttpResponse OpenAiDoor::OneModel(const rpc::HttpRequest& request) const {
-  if (absl::Status status = TenantOf(request).status(); !status.ok()) return ErrorResponse(status);
+  if (absl::Status status = CallerOf(request).status(); !status.ok()) return ErrorResponse(status);
   const std::string name = request.path.substr(std::string("/v1/models/").size());
   if (absl::Status status = intake_->CheckModel(name); !status.ok()) return ErrorResponse(status);
   return JsonResponse(ListModels()["data"][0]);

@@ -49,7 +49,7 @@ class OpenAiDoor {
   void WarnOfIgnored(const std::vector<std::string>& names);
 
   // UNAUTHENTICATED when the caller may not ask.
-  absl::StatusOr<std::string> TenantOf(const rpc::HttpRequest& request) const;
+  absl::StatusOr<Caller> CallerOf(const rpc::HttpRequest& request) const;
 
   Intake* const intake_;
   Metrics* const metrics_;

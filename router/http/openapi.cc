@@ -48,6 +48,7 @@ Json CommonFields() {
           {"max_tokens", Integer(1, INT32_MAX)},
           {"min_tokens", Integer(0, INT32_MAX)},
           {"n", Integer(1, kMaxChoices)},
+          {"priority", Integer(INT64_MIN, INT64_MAX)},
           {"stop", AnyOf({stop, stops, {{"type", "null"}}})},
           {"stop_token_ids", ListOf(TokenId())},
           {"ignore_eos", Boolean()},

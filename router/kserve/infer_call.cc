@@ -59,15 +59,15 @@ class InferCall::Client final : public ClientStream {
 };
 
 InferCall* InferCall::Start(Intake* intake, const inference::ModelInferRequest& request,
-                            const absl::StatusOr<std::string>& tenant, absl::Time deadline,
+                            const absl::StatusOr<Caller>& caller, absl::Time deadline,
                             const std::optional<tracing::SpanContext>& trace,
                             inference::ModelInferResponse* response) {
   std::shared_ptr<InferCall> call(new InferCall(response));
   call->self_ = call;
-  const absl::StatusOr<InferRequest> parsed = tenant.ok() ? ParseInferRequest(request, /*may_stream=*/false)
-                                                          : absl::StatusOr<InferRequest>(tenant.status());
+  const absl::StatusOr<InferRequest> parsed = caller.ok() ? ParseInferRequest(request, /*may_stream=*/false)
+                                                          : absl::StatusOr<InferRequest>(caller.status());
   if (parsed.ok()) deadline = Earlier(deadline, parsed->timeout);
-  intake->Generate(GenerateOf(parsed), tenant.value_or(""), deadline,
+  intake->Generate(GenerateOf(parsed), caller.value_or(Caller()), deadline,
                    [&](const std::shared_ptr<RequestDriver>& driver) {
                      call->driver_ = driver;
                      return std::make_unique<Client>(call, request.id(), intake->text().model_name(), FirstTexts(parsed));
@@ -126,15 +126,15 @@ class StreamCall::Client final : public ClientStream {
   std::vector<std::string> texts_;  // of each choice, to be sent
 };
 
-StreamCall* StreamCall::Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline,
+StreamCall* StreamCall::Start(Intake* intake, absl::StatusOr<Caller> caller, absl::Time deadline,
                               std::optional<tracing::SpanContext> trace) {
-  std::shared_ptr<StreamCall> call(new StreamCall(intake, std::move(tenant), deadline, std::move(trace)));
+  std::shared_ptr<StreamCall> call(new StreamCall(intake, std::move(caller), deadline, std::move(trace)));
   call->self_ = call;
-  if (call->tenant_.ok()) {
+  if (call->caller_.ok()) {
     call->StartRead(&call->request_);
   } else {
     call->finished_ = true;
-    call->Finish(ToGrpcStatus(call->tenant_.status()));
+    call->Finish(ToGrpcStatus(call->caller_.status()));
   }
   return call.get();
 }
@@ -158,7 +158,7 @@ void StreamCall::Begin(const inference::ModelInferRequest& request) {
   }
   const absl::StatusOr<InferRequest> parsed = ParseInferRequest(request, /*may_stream=*/true);
   std::shared_ptr<RequestDriver> driver;
-  intake_->Generate(GenerateOf(parsed), *tenant_, parsed.ok() ? Earlier(deadline_, parsed->timeout) : deadline_,
+  intake_->Generate(GenerateOf(parsed), *caller_, parsed.ok() ? Earlier(deadline_, parsed->timeout) : deadline_,
                     [&](const std::shared_ptr<RequestDriver>& made) {
                       driver = made;
                       return std::make_unique<Client>(shared_from_this(), key, request.id(), parsed);

@@ -25,9 +25,9 @@ namespace baton::router::kserve {
 class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<InferCall> {
  public:
   // The reactor to give to gRPC. `response` is gRPC's, and lives as long as the call.
-  // An error as `tenant`: the caller may not ask.
+  // An error as `caller`: the caller may not ask.
   static InferCall* Start(Intake* intake, const inference::ModelInferRequest& request,
-                          const absl::StatusOr<std::string>& tenant, absl::Time deadline,
+                          const absl::StatusOr<Caller>& caller, absl::Time deadline,
                           const std::optional<tracing::SpanContext>& trace, inference::ModelInferResponse* response);
 
   void OnCancel() override;
@@ -47,8 +47,8 @@ class StreamCall final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>,
       public std::enable_shared_from_this<StreamCall> {
  public:
-  // An error as `tenant`: the caller may not ask.
-  static StreamCall* Start(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline,
+  // An error as `caller`: the caller may not ask.
+  static StreamCall* Start(Intake* intake, absl::StatusOr<Caller> caller, absl::Time deadline,
                            std::optional<tracing::SpanContext> trace);
 
   void OnReadDone(bool ok) override;
@@ -58,9 +58,9 @@ class StreamCall final
 
  private:
   class Client;
-  StreamCall(Intake* intake, absl::StatusOr<std::string> tenant, absl::Time deadline,
+  StreamCall(Intake* intake, absl::StatusOr<Caller> caller, absl::Time deadline,
              std::optional<tracing::SpanContext> trace)
-      : intake_(intake), tenant_(std::move(tenant)), deadline_(deadline), trace_(std::move(trace)) {}
+      : intake_(intake), caller_(std::move(caller)), deadline_(deadline), trace_(std::move(trace)) {}
 
   void Begin(const inference::ModelInferRequest& request);
   void Send(inference::ModelStreamInferResponse response);
@@ -71,7 +71,7 @@ class StreamCall final
   void Advance();
 
   Intake* const intake_;
-  const absl::StatusOr<std::string> tenant_;
+  const absl::StatusOr<Caller> caller_;
   const absl::Time deadline_;
   const std::optional<tracing::SpanContext> trace_;  // of all requests on the stream
   inference::ModelInferRequest request_;            // of the outstanding read

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -130,6 +131,11 @@ absl::Status ReadParameters(const inference::ModelInferRequest& request, InferRe
                              : value.int64_param();
       if (us < 0) return InvalidField("timeout", "is negative");
       if (us > 0) out->timeout = absl::Microseconds(us);
+    } else if (name == "priority") {  // 0 is the model's default, 1 the first
+      const uint64_t level = value.has_uint64_param() ? value.uint64_param() : static_cast<uint64_t>(value.int64_param());
+      constexpr v1::Priority kLevels[] = {v1::PRIORITY_STANDARD, v1::PRIORITY_HIGH, v1::PRIORITY_STANDARD, v1::PRIORITY_BATCH};
+      if (level >= std::size(kLevels)) return InvalidField("priority", "is 1 (high), 2 (standard) or 3 (batch); 0 is 2");
+      if (level > 0) out->priority = kLevels[level];
     } else if (name == "sequence_id" || name == "sequence_start" || name == "sequence_end") {
       if (value.int64_param() != 0 || value.bool_param() || !value.string_param().empty()) {
         return InvalidField(name, "there are no stateful sequences here; leave it out");
@@ -188,6 +194,7 @@ absl::StatusOr<InferRequest> ParseInferRequest(const inference::ModelInferReques
                                                             name.size() > 64 ? "" : absl::StrCat(": ", name)));
   }
   out.generate = std::move(parsed->prompts[0]);
+  if (out.priority.has_value()) out.generate.set_priority(*out.priority);
   out.generate.set_model(request.model_name());
   out.generate.set_prompt(std::move(prompt));
   return out;

@@ -6,6 +6,7 @@
 #ifndef BATON_ROUTER_KSERVE_INFER_REQUEST_H_
 #define BATON_ROUTER_KSERVE_INFER_REQUEST_H_
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -22,6 +23,7 @@ struct InferRequest {
   bool stream = false;
   bool echo = false;          // the prompt before the answer
   bool empty_final = false;   // the last of several answers may have no output
+  std::optional<v1::Priority> priority;  // the parameter's; else what sampling_parameters say
   absl::Duration timeout = absl::InfiniteDuration();
 };
 

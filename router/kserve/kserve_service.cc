@@ -41,10 +41,10 @@ absl::Status KServeService::CheckModel(const std::string& name, const std::strin
   return absl::NotFoundError("the model has the version 1 only");
 }
 
-absl::StatusOr<std::string> KServeService::TenantOf(const Context& context) const {
+absl::StatusOr<Caller> KServeService::CallerOf(const Context& context) const {
   const auto found = context.client_metadata().find("authorization");
-  if (found == context.client_metadata().end()) return intake_->TenantOf("");
-  return intake_->TenantOf(absl::string_view(found->second.data(), found->second.size()));
+  if (found == context.client_metadata().end()) return intake_->CallerOf("");
+  return intake_->CallerOf(absl::string_view(found->second.data(), found->second.size()));
 }
 
 grpc::ServerUnaryReactor* KServeService::ServerLive(Context* context, const inference::ServerLiveRequest*,
@@ -128,13 +128,13 @@ grpc::ServerUnaryReactor* KServeService::RepositoryIndex(Context* context,
 
 grpc::ServerUnaryReactor* KServeService::ModelInfer(Context* context, const inference::ModelInferRequest* request,
                                                     inference::ModelInferResponse* response) {
-  return InferCall::Start(intake_, *request, TenantOf(*context), rpc::DeadlineOf(*context), tracing::FromCall(*context),
+  return InferCall::Start(intake_, *request, CallerOf(*context), rpc::DeadlineOf(*context), tracing::FromCall(*context),
                           response);
 }
 
 grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
 KServeService::ModelStreamInfer(Context* context) {
-  return StreamCall::Start(intake_, TenantOf(*context), rpc::DeadlineOf(*context), tracing::FromCall(*context));
+  return StreamCall::Start(intake_, CallerOf(*context), rpc::DeadlineOf(*context), tracing::FromCall(*context));
 }
 
 }  // namespace baton::router::kserve

@@ -39,7 +39,7 @@ class KServeService final : public inference::GRPCInferenceService::CallbackServ
       Context* context) override;
 
  private:
-  absl::StatusOr<std::string> TenantOf(const Context& context) const;
+  absl::StatusOr<Caller> CallerOf(const Context& context) const;
   // NOT_FOUND unless it is the model that is served, in its only version.
   absl::Status CheckModel(const std::string& name, const std::string& version) const;
 

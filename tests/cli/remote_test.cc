@@ -222,10 +222,13 @@ TEST_F(RemoteTest, EverySamplingFlagReachesTheRouter) {
                              "--n",
                              "2",
                              "--include-stop",
+                             "--priority",
+                             "batch",
                              "--request-id",
                              "me-1"}));
   const v1::GenerateRequest request = inference_.last();
   const v1::SamplingParams& s = request.sampling();
+  EXPECT_EQ(request.priority(), v1::PRIORITY_BATCH);
   EXPECT_EQ(request.request_id(), "me-1");
   EXPECT_EQ(request.prompt(), "Hi");
   EXPECT_EQ(s.temperature(), 0.25f);

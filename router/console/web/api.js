@@ -20,7 +20,7 @@ async function check(response) {
   } catch {
     // not ours: the status line has to do
   }
-  throw new Error(message);
+  throw Object.assign(new Error(message), { status: response.status });
 }
 
 export const getJson = async (path) =>

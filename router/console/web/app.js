@@ -53,8 +53,9 @@ every(3000, async () => {
     const ready = (role) => status.workers.filter((w) => w.info.role === role && w.state === "ready").length;
     text = `${status.model_name} · ${ready("prefill")} prefill, ${ready("decode")} decode ready`;
     ok = ready("decode") > 0;
-  } catch {
-    text = keyForm.hidden ? "the router does not answer" : "an API key is needed";
+  } catch (error) {
+    ok = error.status === 403;  // a tenant's key: the cluster is not for it
+    text = ok ? "" : keyForm.hidden ? "the router does not answer" : "an API key is needed";
   }
   if (where.textContent !== text) where.textContent = text;  // a screen reader hears changes only
   where.className = ok ? "ok" : "bad";

@@ -127,7 +127,7 @@ export function cluster(root) {
     try {
       answer = await getJson("/baton/cluster");
     } catch (error) {
-      return tell("The router does not answer: " + error.message, true);
+      return tell((error.status === 403 ? "" : "The router does not answer: ") + error.message, true);
     }
     if (notice.textContent.startsWith("The router does not answer")) tell("");
     const { status, admin } = answer;

@@ -2,7 +2,9 @@
 #include "router/api_keys.h"
 
 #include <fstream>
+#include <map>
 
+#include "absl/strings/ascii.h"
 #include "tests/router/http/http_fixture.h"
 
 namespace baton::router {
@@ -19,7 +21,13 @@ TEST(ApiKeysTest, WhatIsWrongWithAFileIsSaidByLineAndWithoutTheKey) {
       {"", "no key is given"},
       {"# only words\n\n", "no key is given"},
       {"sk-secret-0123456789\n", "line 1: is not \"KEY TENANT\""},
-      {"\nsk-secret-0123456789 a b\n", "line 2: is not"},
+      {"\nsk-secret-0123456789 a admin b\n", "line 2: is not"},
+      {"sk-secret-0123456789 a b\n", "line 1: scopes are"},
+      {"sk-secret-0123456789 a admin,\n", "line 1: scopes are"},
+      {"sk-secret-0123456789 a admin,secret\n", "line 1: scopes are"},
+      {"sha256:secret0123456789 a\n", "line 1: sha256: is followed by"},
+      {"sha256:" + std::string(63, 'a') + " secret\n", "64 hexadecimal digits"},
+      {"sha256:" + std::string(64, 'g') + " secret\n", "64 hexadecimal digits"},
       {"secret a\n", "line 1: a key has 16 to 256"},
       {"secret" + std::string(300, 'x') + " a\n", "line 1: a key has 16 to 256"},
       {"sk-secret-01234567\x7f" "89 a\n", "printable"},
@@ -34,7 +42,24 @@ TEST(ApiKeysTest, WhatIsWrongWithAFileIsSaidByLineAndWithoutTheKey) {
   const auto good = ApiKeys::Parse("# ours\r\nsk-secret-0123456789\ta\r\n  sk-secret-0123456780 a  \n");
   ASSERT_TRUE(good.ok()) << good.status();
   EXPECT_EQ(good->size(), 2u);
-  EXPECT_EQ(ApiKeys().TenantOf("").value(), "") << "without a file everybody may ask";
+  const auto anybody = ApiKeys().CallerOf("");
+  ASSERT_TRUE(anybody.ok()) << "without a file everybody may ask";
+  EXPECT_EQ(anybody->tenant, "");
+  EXPECT_TRUE(anybody->admin && anybody->priority);
+}
+
+// The digest is what `printf %s KEY | sha256sum` prints: FIPS 180-2's example of one block.
+TEST(ApiKeysTest, ADigestStandsForItsKeyAndScopesAreOnlyThoseThatAreGiven) {
+  const std::string digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";  // of "abc"
+  const auto keys = ApiKeys::Parse("sha256:" + digest + " a admin\nsk-secret-0123456789 b priority,admin\nsk-secret-0123456780 c\n");
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  ASSERT_EQ(keys->size(), 3u);
+  std::map<std::string, std::pair<bool, bool>> scopes;  // by tenant: admin, priority
+  for (const auto& [sha, caller] : *keys) scopes[caller.tenant] = {caller.admin, caller.priority};
+  EXPECT_EQ(scopes, (std::map<std::string, std::pair<bool, bool>>{
+                        {"a", {true, false}}, {"b", {true, true}}, {"c", {false, false}}}));
+  const auto upper = ApiKeys::Parse("sha256:" + absl::AsciiStrToUpper(digest) + " a\nsha256:" + digest + " b\n");
+  EXPECT_THAT(std::string(upper.status().message()), HasSubstr("line 2: that key was given before"));
 }
 
 class ApiKeysDoorTest : public HttpFixture {
@@ -135,6 +160,80 @@ TEST_F(ApiKeysDoorTest, ATenantHasItsOwnLimitsAndItsOwnPrefixCache) {
   std::set<std::string> tenants;
   for (const v1::DecodeRequest& request : decode_->decodes()) tenants.insert(request.tenant());
   EXPECT_EQ(tenants, (std::set<std::string>{"alice", "bob"}));
+}
+
+// Whoever had any key could drain workers, and saw what all tenants' requests do to the cluster.
+TEST_F(ApiKeysDoorTest, TheClusterIsForAdministratorsKeys) {
+  // sk-carol-0123456789's digest: the file need not have the key.
+  Write(std::string(kAlice) + " alice\n" + kBob + " bob admin\n" +
+        "sha256:64bb84fccf680a0f18c305508143e7f4916d5869f56adab14ab89640d3541be3 carol\n");
+  const auto with = [](const char* key) { return absl::StrCat("Authorization: Bearer ", key, "\r\n"); };
+  const auto get = [&](const std::string& path, const char* key) {
+    RawHttp client(port());
+    return client.Ask("GET", path, "", with(key)).status;
+  };
+  ASSERT_TRUE(Eventually([&] { return get("/baton/cluster", kBob) == 200; }));
+  for (const char* path : {"/baton/cluster", "/baton/load"}) {
+    EXPECT_EQ(get(path, kAlice), 403) << path;
+    EXPECT_EQ(get(path, kBob), 200) << path;
+    EXPECT_EQ(Get(path).status, 401) << path;
+  }
+  EXPECT_EQ(get("/baton/requests", "sk-carol-0123456789"), 200);
+  EXPECT_EQ(get("/baton/cluster", "sk-carol-0123456789"), 403);
+  EXPECT_EQ(get("/baton/requests", kAlice), 200);
+  EXPECT_EQ(get("/console/", kAlice), 200);
+}
+
+class AdminKeysTest : public ApiKeysDoorTest {
+ protected:
+  void SetUp() override {
+    config_.set_console("admin");
+    ApiKeysDoorTest::SetUp();
+  }
+};
+
+TEST_F(AdminKeysTest, OnlyTheyChangeIt) {
+  Write(std::string(kAlice) + " alice priority\n" + kBob + " bob admin\n");
+  const auto send = [&](const std::string& path, const std::string& body, const char* key) {
+    RawHttp client(port());
+    client.Send(absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: 127.0.0.1:", port(), "\r\nContent-Length: ", body.size(),
+                             "\r\nContent-Type: application/json\r\nOrigin: http://127.0.0.1:", port(),
+                             "\r\nX-Baton-Console: 1\r\nAuthorization: Bearer ", key, "\r\n\r\n", body));
+    return client.ReadReply();
+  };
+  ASSERT_TRUE(Eventually([&] { return send("/baton/drain", R"({"worker":"no-such"})", kBob).status == 404; }));
+  for (const auto& [path, body] : std::vector<std::pair<std::string, std::string>>{
+           {"/baton/drain", R"({"worker":"d0"})"},
+           {"/baton/role", R"({"worker":"d0","role":"prefill"})"},
+           {"/baton/scale", R"({"prefill":2})"}}) {
+    const HttpReply reply = send(path, body, kAlice);
+    EXPECT_EQ(reply.status, 403) << path;
+    EXPECT_THAT(reply.body, HasSubstr("admin")) << path;
+  }
+  EXPECT_EQ(decode_->drains(), 0);
+  EXPECT_TRUE(decode_->roles().empty());
+  EXPECT_EQ(send("/baton/drain", R"({"worker":"d0"})", kBob).status, 200);
+  EXPECT_EQ(decode_->drains(), 1);
+}
+
+// The class high is a promise at others' cost.
+TEST_F(ApiKeysDoorTest, OnlyAKeyOfThatScopeIsServedBeforeOthers) {
+  Write(std::string(kAlice) + " alice\n" + kBob + " bob priority\n");
+  const auto ask = [&](const char* key, int priority) {
+    return Post("/v1/completions", absl::StrCat(R"({"prompt":"x","max_tokens":2,"priority":)", priority, "}"),
+                absl::StrCat("Authorization: Bearer ", key, "\r\n"));
+  };
+  ASSERT_TRUE(Eventually([&] { return ask(kBob, -1).status == 200; }));
+  const HttpReply refused = ask(kAlice, -1);
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(Parse(refused)["error"]["code"], "no_priority_scope");
+  EXPECT_EQ(ask(kAlice, 0).status, 200);
+  EXPECT_EQ(ask(kAlice, 1).status, 200) << "to go behind others needs no leave";
+  v1::GenerateRequest request = Prompt();
+  request.set_priority(v1::PRIORITY_HIGH);
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", absl::StrCat("Bearer ", kAlice));
+  EXPECT_TRUE(absl::IsPermissionDenied(Generate(request, absl::Seconds(30), nullptr, &context).status));
 }
 
 TEST_F(ApiKeysDoorTest, TheFileIsReadAgainAndABadOneChangesNothing) {

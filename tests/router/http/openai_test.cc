@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "tests/router/http/http_fixture.h"
 
 namespace baton::router {
@@ -69,6 +70,36 @@ TEST_F(OpenAiTest, AChatAsAStream) {
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(events[i].contains("usage") && events[i]["usage"].is_null());
   EXPECT_TRUE(events[5]["choices"].empty());
   EXPECT_EQ(events[5]["usage"]["completion_tokens"], 3);
+}
+
+// The class could be said over gRPC only: here it was read and forgotten.
+TEST_F(OpenAiTest, PriorityReachesAdmission) {
+  // Requests wait for workers that were there, each in its class.
+  AddPair();
+  for (const auto& worker : workers_) {
+    grpc::ClientContext context;
+    v1::DeregisterRequest leaves;
+    leaves.set_name(worker->info().name());
+    leaves.set_incarnation(worker->info().incarnation());
+    v1::DeregisterResponse response;
+    ASSERT_TRUE(cluster_->Deregister(&context, leaves, &response).ok());
+  }
+  const auto queued = [&](const std::string& name) {
+    return absl::StrContains(metrics_.Expose(), absl::StrCat("baton_router_queued_requests{class=\"", name, "\"} 1"));
+  };
+  RawHttp high(port()), standard(port()), batch(port());
+  high.SendRequest("POST", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"priority":-7})");
+  EXPECT_TRUE(Eventually([&] { return queued("high"); }));
+  standard.SendRequest("POST", "/v1/completions", R"({"prompt":"x","priority":0})");
+  EXPECT_TRUE(Eventually([&] { return queued("standard"); }));
+  batch.SendRequest("POST", "/v1/completions", R"({"prompt":"x","priority":3})");
+  EXPECT_TRUE(Eventually([&] { return queued("batch"); }));
+  EXPECT_TRUE(queued("high") && queued("standard"));
+  for (const char* wrong : {R"({"prompt":"x","priority":"high"})", R"({"prompt":"x","priority":0.5})"}) {
+    const HttpReply reply = Post("/v1/completions", wrong);
+    EXPECT_EQ(reply.status, 400) << wrong;
+    EXPECT_EQ(Parse(reply)["error"]["param"], "priority") << wrong;
+  }
 }
 
 TEST_F(OpenAiTest, UsageOnEveryChunkOnlyWhenAskedFor) {

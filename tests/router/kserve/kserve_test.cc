@@ -2,6 +2,8 @@
 #include <fstream>
 #include <map>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "proto/compat/kserve.grpc.pb.h"
 #include "router/kserve/infer_request.h"
@@ -86,6 +88,34 @@ TEST(InferRequestTest, NumbersMayBeStrings) {
   EXPECT_EQ(parsed->generate.sampling().stop(0), "7");
   EXPECT_EQ(parsed->generate.sampling().seed(), 3u);
   EXPECT_TRUE(parsed->echo);  // as Triton's vLLM backend
+}
+
+// The parameter is Triton's (1 is the first of its levels, 0 the default), the sampling parameter vLLM's.
+TEST(InferRequestTest, APriorityIsOneOfThreeClasses) {
+  const auto parse = [](const ModelInferRequest& request) {
+    const auto parsed = kserve::ParseInferRequest(request, false);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed->generate.priority();
+  };
+  EXPECT_EQ(parse(Request("", "x")), v1::PRIORITY_STANDARD);
+  EXPECT_EQ(parse(Request("", "x", R"({"priority":"-1"})")), v1::PRIORITY_HIGH);
+  EXPECT_EQ(parse(Request("", "x", R"({"priority":4})")), v1::PRIORITY_BATCH);
+  const std::vector<std::pair<int, v1::Priority>> levels = {
+      {1, v1::PRIORITY_HIGH}, {2, v1::PRIORITY_STANDARD}, {3, v1::PRIORITY_BATCH}};
+  for (const auto& [level, priority] : levels) {
+    ModelInferRequest request = Request("", "x", R"({"priority":4})");
+    (*request.mutable_parameters())["priority"].set_uint64_param(static_cast<uint64_t>(level));
+    EXPECT_EQ(parse(request), priority) << level;
+    (*request.mutable_parameters())["priority"].set_int64_param(level);
+    EXPECT_EQ(parse(request), priority) << level;
+  }
+  ModelInferRequest request = Request("", "x", R"({"priority":-1})");
+  (*request.mutable_parameters())["priority"].set_uint64_param(0);
+  EXPECT_EQ(parse(request), v1::PRIORITY_HIGH) << "0 says nothing";
+  for (const int64_t wrong : {int64_t{4}, int64_t{-1}, INT64_MAX}) {
+    (*request.mutable_parameters())["priority"].set_int64_param(wrong);
+    EXPECT_TRUE(absl::IsInvalidArgument(kserve::ParseInferRequest(request, false).status())) << wrong;
+  }
 }
 
 TEST(InferRequestTest, WhatIsWrongIsNamed) {
