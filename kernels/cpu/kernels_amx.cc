@@ -294,7 +294,7 @@ static void TileMatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_e
 }
 
 // With fewer rows vector instructions, which take rows as they come, are as fast: memory is the limit.
-constexpr int kTileMinRows = 10;
+constexpr int kTileMinRows = 13;
 
 template <int kLayout, int kBits, ScaleKind kScale>
 static void MatMul(const MatMulArgs& a, int64_t panel_begin, int64_t panel_end) {

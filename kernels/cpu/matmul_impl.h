@@ -6,13 +6,15 @@
 // float layouts take acc = fma(w, x, acc) in ascending k. Tile sizes change which outputs are computed together, never
 // the order within one.
 
-// Memory that is read next, asked for while this is computed: some cache lines for each pair of groups.
+// Memory that is read next, asked for while this is computed: of each panel some cache lines for each pair of groups.
 struct Ahead {
-  const uint8_t* from = nullptr;
+  const uint8_t* from = nullptr;  // the first panel's
+  size_t panel_bytes = 0;
   int lines = 0;
 };
-// With few rows weights come from memory faster than the hardware's prefetcher asks for them.
-constexpr int kAheadBytes = 8192;
+// Weights come from memory faster than the hardware's prefetcher asks for them. Bytes ahead of one panel that is streamed, and
+// of several.
+constexpr int kAheadBytes = 8192, kAheadBytesOfSeveral = 4096;
 
 // acc[panel][row] of one group; panels are panel_bytes apart, rows are in one activation cell.
 template <int kPanels, int kRows, int kBits, ScaleKind kScale>
@@ -83,7 +85,9 @@ static void IntegerTile(const MatMulArgs& a, const uint8_t* panel_at, size_t pan
     for (int r = 0; r < kRows; ++r) acc[p][r] = Zero();
   }
   for (int64_t g = 0; g < groups; g += 2, panel_at += 2 * (kScaleBytes + kCodeBytes)) {
-    for (int line = 0; line < ahead.lines; ++line) __builtin_prefetch(ahead.from + line * 64);
+    for (int p = 0; p < kPanels; ++p) {
+      for (int line = 0; line < ahead.lines; ++line) __builtin_prefetch(ahead.from + p * ahead.panel_bytes + line * 64);
+    }
     ahead.from += ahead.lines * 64;
     const uint8_t* codes = panel_at + 2 * kScaleBytes;
     GroupStep<kPanels, kRows, kBits, kScale>(panel_at, codes, panel_bytes, CellAt(cell, block.rows, row_in_block), acc);
@@ -124,11 +128,11 @@ template <int kPanels, int kBits, ScaleKind kScale>
 BATON_INLINE void IntegerPanels(const MatMulArgs& a, int64_t panel, int64_t begin, int64_t end) {
   const uint8_t* at = a.panels + panel * a.panel_bytes;
   const int64_t pairs = (a.cols / 32 + 1) / 2;
-  const int lines = kPanels * 2 * (ScaleBytes(kScale) + kBits * 64) / 64;
   const bool few_rows = a.m <= kFewRows;
-  const Ahead ahead = {at + (few_rows ? kAheadBytes : kPanels * a.panel_bytes), lines};
+  Ahead ahead = {at + (few_rows ? kAheadBytes : kAheadBytesOfSeveral), a.panel_bytes, 2 * (ScaleBytes(kScale) + kBits * 64) / 64};
   if constexpr (kBits == 4 && kExpandsNibbles) {
     if (!few_rows) {
+      ahead.from = at + kPanels * a.panel_bytes;  // these are read at once
       const size_t wide_bytes = pairs * 2 * (ScaleBytes(kScale) + 512);
       ExpandPanels<kScale>(at, kPanels * pairs, kScale == ScaleKind::kHalf ? 120 : 128, a.scratch);
       IntegerRows<kPanels, 8, kScale>(a, a.scratch, wide_bytes, panel, begin, end, ahead);
