@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "cli/gpu_plan.h"
 #include "common/config.h"
 #include "engine/available_memory.h"
 #include "engine/runtime.h"
@@ -31,14 +32,18 @@ ModelShape ShapeOf(const model::ModelConfig& c, const std::string& name) {
   return s;
 }
 
-}  // namespace
-
-absl::StatusOr<ModelFile> LoadModelFile(const std::string& path, const ModelFileOptions& options) {
+// With the environment, so that it is the plan of the worker that would start here.
+absl::StatusOr<LoadedConfig> SettingsOf(const std::string& path, const ModelFileOptions& options) {
   std::vector<std::string> flags = {absl::StrCat("--model=", path), absl::StrCat("--kv-dtype=", options.kv_dtype)};
   if (options.max_context != 0) flags.push_back(absl::StrCat("--max-context=", options.max_context));
   if (options.kv_memory_mib != 0) flags.push_back(absl::StrCat("--kv-memory-mib=", options.kv_memory_mib));
-  // With the environment, so that it is the plan of the worker that would start here.
-  const absl::StatusOr<LoadedConfig> config = LoadConfig(ProcessRole::kWorker, flags, BatonEnvironment());
+  return LoadConfig(ProcessRole::kWorker, flags, BatonEnvironment());
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFile> LoadModelFile(const std::string& path, const ModelFileOptions& options) {
+  const absl::StatusOr<LoadedConfig> config = SettingsOf(path, options);
   if (!config.ok()) return config.status();
   ModelFile result;
   {
@@ -63,6 +68,28 @@ absl::StatusOr<ModelFile> LoadModelFile(const std::string& path, const ModelFile
                                .kv_block_bytes = layout.block_bytes(),
                                .kv_block_tokens = static_cast<uint64_t>(layout.block_size),
                                .kv_blocks = static_cast<uint64_t>((*model)->num_blocks())};
+  return result;
+}
+
+absl::StatusOr<ModelFileOnGpus> PlanModelFileOnGpus(const std::string& path, const ModelFileOptions& options,
+                                                    const kernels::TensorParallel& split, bool fp8) {
+  const absl::StatusOr<LoadedConfig> settings = SettingsOf(path, options);
+  if (!settings.ok()) return settings.status();
+  const absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(path);
+  if (!file.ok()) return file.status();
+  const absl::StatusOr<model::ModelConfig> config = model::ReadConfig(*file);
+  if (!config.ok()) return config.status();
+  ModelFileOnGpus result;
+  result.shape = ShapeOf(*config, path.substr(path.rfind('/') + 1));
+  result.shape.max_context = static_cast<uint64_t>(engine::MaxContext(settings->config, config->context_length));
+  const absl::StatusOr<GpuMemory> memory = GpuMemoryOf(*file, *config,
+                                                       {.split = split,
+                                                        .fp8 = fp8,
+                                                        .context = result.shape.max_context,
+                                                        .batch_tokens = settings->config.max_batch_tokens()});
+  if (!memory.ok()) return memory.status();
+  result.memory = *memory;
+  result.memory.kv_pool_bytes = (options.kv_memory_mib << 20) / memory->tensor_parallel;
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "cli/plan.h"
+#include "kernels/device_space.h"
 
 namespace baton::cli {
 
@@ -26,6 +27,16 @@ struct ModelFile {
 
 // The loader's errors; RESOURCE_EXHAUSTED with the arithmetic when it does not fit into this machine.
 absl::StatusOr<ModelFile> LoadModelFile(const std::string& path, const ModelFileOptions& options);
+
+struct ModelFileOnGpus {
+  ModelShape shape;
+  GpuMemory memory;
+};
+
+// The same of a worker over GPUs, from the file's header: nothing is loaded, and no GPU is asked. fp8: numerics. GpuMemoryOf's
+// errors, the settings' and the file's.
+absl::StatusOr<ModelFileOnGpus> PlanModelFileOnGpus(const std::string& path, const ModelFileOptions& options,
+                                                    const kernels::TensorParallel& split, bool fp8);
 
 // This machine as an accelerator: the memory that is available now, bandwidth and FLOP/s unknown.
 Accelerator ThisMachine();

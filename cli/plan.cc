@@ -129,6 +129,11 @@ Checked BytesOf(const WorkerMemory& w) {
   return Checked(w.matrix_bytes) + w.embedding_bytes + w.vector_bytes + w.scratch_bytes;
 }
 
+// Of one GPU.
+Checked BytesOf(const GpuMemory& g) {
+  return Checked(g.split_bytes) + g.head_bytes + g.embedding_bytes + g.array_bytes + g.activation_bytes;
+}
+
 // A worker's pool is in whole blocks, so a conversation takes whole blocks too.
 bool FillWorker(const WorkerMemory& w, Plan* plan) {
   const Checked pool = Checked(w.kv_blocks) * w.kv_block_bytes;
@@ -211,10 +216,16 @@ absl::StatusOr<Plan> ComputePlan(const PlanInput& input) {
   if (!counted.ok()) return counted.status();
   plan.parameters = *counted;
 
-  const bool published = shape.published_parameters.has_value() && !input.exact;
+  if (input.gpu.has_value() && a.count != input.gpu->tensor_parallel) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor_parallel is ", input.gpu->tensor_parallel, ", and there are ",
+                                                   a.count, " accelerators."));
+  }
+  // What is split and what is whole on each GPU follows from the shapes alone.
+  const bool published = shape.published_parameters.has_value() && !input.exact && !input.gpu.has_value();
   plan.ledger_parameters = published ? *shape.published_parameters : counted->total;
-  const Checked exact =
-      input.worker.has_value() ? BytesOf(*input.worker) : Checked::MulDiv(counted->total, *weight_bits, 8, true);
+  const Checked exact = input.gpu.has_value()      ? BytesOf(*input.gpu) * a.count
+                        : input.worker.has_value() ? BytesOf(*input.worker)
+                                                   : Checked::MulDiv(counted->total, *weight_bits, 8, true);
   const Checked weights = published ? Checked::MulDiv(plan.ledger_parameters, *weight_bits, 8, true) : exact;
   const Checked total = Checked(a.count) * a.memory_bytes;
   const Checked kv_token =
@@ -230,6 +241,10 @@ absl::StatusOr<Plan> ComputePlan(const PlanInput& input) {
   plan.kv_bytes_per_token = kv_token.value();
   plan.kv_bytes_per_conversation = kv_conversation.value();
   plan.pass_bytes = plan.weights_bytes;
+  if (input.gpu.has_value()) {
+    plan.pass_bytes = (input.gpu->split_bytes + input.gpu->head_bytes) * a.count;
+    plan.gpu_kv_bytes_per_token = plan.kv_bytes_per_token / a.count;  // the backend refuses heads that do not divide
+  }
   if (input.worker.has_value() && !FillWorker(*input.worker, &plan)) return Overflow("The worker's memory");
   plan.weights_fit = plan.weights_bytes <= plan.total_bytes && plan.weights_bytes_exact <= plan.total_bytes;
   if (plan.weights_fit) {
@@ -244,7 +259,9 @@ absl::StatusOr<Plan> ComputePlan(const PlanInput& input) {
   }
   if (a.bandwidth != 0 && !FillDecode(a, &plan)) return Overflow("The decode roofline");
   const uint64_t matmul_parameters = published ? plan.ledger_parameters : counted->matmul;
-  if (PeakFlops(a, *weight_bits) != 0 && !FillPrefill(a, *weight_bits, matmul_parameters, &plan)) {
+  // Our GPU kernels multiply in 16 bits, however few the weights have (docs/GPU.md).
+  const uint64_t compute_bits = input.gpu.has_value() ? std::max<uint64_t>(*weight_bits, 16) : *weight_bits;
+  if (PeakFlops(a, compute_bits) != 0 && !FillPrefill(a, compute_bits, matmul_parameters, &plan)) {
     return Overflow("The prefill roofline");
   }
   return plan;

@@ -73,6 +73,20 @@ struct WorkerMemory {
   uint64_t kv_blocks = 0;  // of its pool
 };
 
+// What each GPU of a worker over tensor_parallel of them holds (gpu_plan.h, docs/GPU.md).
+struct GpuMemory {
+  uint64_t tensor_parallel = 1;
+  uint64_t reduction_slices = 1;
+  uint64_t split_bytes = 0;  // its part of the weights that are split
+  // Whole on each:
+  uint64_t head_bytes = 0;        // the embedding too, if tied
+  uint64_t embedding_bytes = 0;   // looked up, some rows a pass
+  uint64_t array_bytes = 0;       // norms, biases, rotary angles
+  uint64_t activation_bytes = 0;  // of a step of batch_tokens
+  uint64_t batch_tokens = 0;
+  uint64_t kv_pool_bytes = 0;  // its part of kv_memory_mib; 0: none was given
+};
+
 struct PlanInput {
   ModelShape shape;
   Accelerator accelerator;
@@ -82,6 +96,8 @@ struct PlanInput {
   bool exact = false;    // count parameters from the shapes even if a published figure is known
   // From a model file: in place of parameters times bits.
   std::optional<WorkerMemory> worker;
+  // In place of both, for a worker over GPUs. The accelerators are then its own: as many as tensor_parallel.
+  std::optional<GpuMemory> gpu;
 };
 
 // Bits of an element: f32 32, bf16 and f16 16, fp8 and int8 8, int4 and fp4 4. INVALID_ARGUMENT lists them.
@@ -111,7 +127,7 @@ struct Plan {
   ParameterCount parameters;             // counted from the shapes
   uint64_t ledger_parameters = 0;        // those the ledger uses (published or counted)
   uint64_t total_bytes = 0;              // memory of all cards
-  uint64_t weights_bytes = 0;            // as the ledger counts; of a model file with a worker's scratch
+  uint64_t weights_bytes = 0;            // as the ledger counts; of a model file, or over GPUs, with a worker's scratch
   uint64_t weights_bytes_exact = 0;      // counted from the shapes, or the file's
   uint64_t weights_bytes_per_card = 0;   // rounded up
   uint64_t pass_bytes = 0;               // of weights read in one decode pass
@@ -125,6 +141,7 @@ struct Plan {
   uint64_t missing_bytes = 0;  // when the weights do not fit
   uint64_t conversations = 0;  // whole ones
   uint64_t kv_tokens = 0;      // that fit in what is left
+  uint64_t gpu_kv_bytes_per_token = 0;  // on each GPU of a worker over several
   std::optional<DecodeRoofline> decode;
   std::optional<PrefillRoofline> prefill;
   // Sequences in one batch from which decode spends longer computing than reading weights (KV reads not counted).

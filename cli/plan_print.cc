@@ -31,6 +31,10 @@ std::string FormatRate(uint64_t bytes_per_s) {
 
 std::string WeightsDetail(const Plan& plan) {
   const PlanInput& in = plan.input;
+  if (in.gpu.has_value()) {
+    return absl::StrCat(WithCommas(plan.weights_bytes), " bytes on all together, what is whole on each counted ",
+                        in.gpu->tensor_parallel, in.gpu->tensor_parallel == 1 ? " time" : " times");
+  }
   if (in.worker.has_value()) {
     const WorkerMemory& w = *in.worker;
     return absl::StrCat(WithCommas(plan.weights_bytes), " bytes: matrices ", WithCommas(w.matrix_bytes), ", embedding ",
@@ -51,8 +55,9 @@ void FormatMemory(const Plan& plan, std::string* out) {
   const Accelerator& a = in.accelerator;
   absl::StrAppend(out, "Memory (decimal units)\n");
   Row("memory", About(plan.total_bytes), absl::StrCat(a.count, " x ", FormatBytes(a.memory_bytes, 0)), out);
-  Row(in.worker.has_value() ? "weights and scratch" : "weights", About(plan.weights_bytes), WeightsDetail(plan), out);
-  if (a.count > 1) {
+  Row(in.worker.has_value() || in.gpu.has_value() ? "weights and scratch" : "weights", About(plan.weights_bytes),
+      WeightsDetail(plan), out);
+  if (a.count > 1 && !in.gpu.has_value()) {
     Row("weights on each card", FormatBytes(plan.weights_bytes_per_card, 1),
         absl::StrCat("split evenly over ", a.count), out);
   }
@@ -91,6 +96,28 @@ void FormatWorker(const Plan& plan, std::string* out) {
       absl::StrCat(WithCommas(plan.weights_bytes + plan.worker_kv_bytes), " bytes"), out);
 }
 
+void FormatGpu(const Plan& plan, std::string* out) {
+  if (!plan.input.gpu.has_value()) return;
+  const GpuMemory& g = *plan.input.gpu;
+  const uint64_t n = g.tensor_parallel, heads = plan.input.shape.num_kv_heads;
+  const auto row = [out](absl::string_view label, uint64_t bytes, absl::string_view detail) {
+    Row(label, FormatBytes(bytes, 1), absl::StrCat(WithCommas(bytes), " bytes", detail.empty() ? "" : ": ", detail), out);
+  };
+  absl::StrAppend(out, n == 1 ? "The GPU" : absl::StrCat("Each of the ", n, " GPUs"), " of one worker (tensor_parallel ", n,
+                  ", reduction_slices ", g.reduction_slices, ")\n");
+  row("weights that are split", g.split_bytes, absl::StrCat("attention and feed-forward, 1 / ", n, " of them"));
+  row("head", g.head_bytes, plan.input.shape.tied_embeddings ? "and embedding, whole on each" : "whole on each");
+  if (g.embedding_bytes > 0) row("embedding", g.embedding_bytes, "whole on each");
+  row("norms, rotary angles", g.array_bytes, "whole on each");
+  row("activations", g.activation_bytes,
+      absl::StrCat("of a step of ", WithCommas(g.batch_tokens), " tokens (max_batch_tokens), whole on each"));
+  row("in all, without KV", plan.weights_bytes_per_card, "");
+  if (plan.weights_fit) row("left for KV", plan.input.accelerator.memory_bytes - plan.weights_bytes_per_card, "");
+  Row("KV of one token", absl::StrCat(WithCommas(plan.gpu_kv_bytes_per_token), " bytes"),
+      absl::StrCat(heads / n, " of ", heads, " KV heads"), out);
+  if (g.kv_pool_bytes > 0) row("its part of the KV pool", g.kv_pool_bytes, "kv_memory_mib is all GPUs' together");
+}
+
 void FormatDecode(const Plan& plan, std::string* out) {
   if (!plan.decode.has_value()) {
     absl::StrAppend(out, "Decode: give --bandwidth (measured or from the data sheet) for its roofline\n");
@@ -125,8 +152,8 @@ void FormatPrefill(const Plan& plan, std::string* out) {
   const PrefillRoofline& p = *plan.prefill;
   absl::StrAppend(out, "Prefill (bound by compute)\n");
   Row("work of one token", FormatFlops(p.flops_per_token, 0), "2 x parameters, attention not counted", out);
-  Row("peak", absl::StrCat(FormatFlops(p.peak_flops, 1), "/s"), absl::StrCat("all cards, ", plan.input.weights_dtype),
-      out);
+  Row("peak", absl::StrCat(FormatFlops(p.peak_flops, 1), "/s"),
+      absl::StrCat("all cards, ", plan.input.gpu.has_value() ? "16 bits" : plan.input.weights_dtype), out);
   Row("short prompts, at most", absl::StrCat(FormatMilli(p.milli_tokens_s, 0), " tokens/s"), "at peak", out);
   Row("first token, full context", absl::StrCat(">= ", Duration(p.context_ns)),
       absl::StrCat(WithCommas(plan.context), " tokens at peak, attention included (",
@@ -145,6 +172,7 @@ std::string FormatPlan(const Plan& plan, const std::vector<std::string>& remarks
   absl::StrAppend(&out, "  ", in.accelerator.detail, "\n");
   FormatMemory(plan, &out);
   FormatWorker(plan, &out);
+  FormatGpu(plan, &out);
   FormatDecode(plan, &out);
   FormatPrefill(plan, &out);
   for (const std::string& remark : remarks) absl::StrAppend(&out, "Note: ", remark, ".\n");
@@ -206,6 +234,21 @@ nlohmann::ordered_json PlanToJson(const Plan& plan, const std::vector<std::strin
                       {"kv_bytes", plan.worker_kv_bytes},
                       {"kv_conversations", plan.worker_kv_conversations},
                       {"total_bytes", plan.weights_bytes + plan.worker_kv_bytes}};
+  }
+  json["gpu"] = nullptr;
+  if (plan.input.gpu.has_value()) {
+    const GpuMemory& g = *plan.input.gpu;
+    json["gpu"] = {{"tensor_parallel", g.tensor_parallel},
+                   {"reduction_slices", g.reduction_slices},
+                   {"split_bytes", g.split_bytes},
+                   {"head_bytes", g.head_bytes},
+                   {"embedding_bytes", g.embedding_bytes},
+                   {"array_bytes", g.array_bytes},
+                   {"activation_bytes", g.activation_bytes},
+                   {"batch_tokens", g.batch_tokens},
+                   {"total_bytes", plan.weights_bytes_per_card},
+                   {"kv_bytes_per_token", plan.gpu_kv_bytes_per_token},
+                   {"kv_pool_bytes", g.kv_pool_bytes}};
   }
   json["decode"] = nullptr;
   if (plan.decode.has_value()) {

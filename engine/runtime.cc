@@ -15,6 +15,7 @@
 #include "common/status.h"
 #include "engine/available_memory.h"
 #include "model/config.h"
+#include "model/device_demand.h"
 #include "model/fingerprint.h"
 #include "model/gguf.h"
 #include "model/tokenizer/gguf_tokenizer.h"
@@ -292,17 +293,18 @@ absl::StatusOr<bool> TransfersFromDevice(const v1::Config& config, const kernels
   return *lane != nullptr && (*lane)->CanSum(layout.block_bytes());
 }
 
-// Weights are in the device's memory, KV blocks there and on the host.
+// Weights are in the device's memory, KV blocks there and on the host. Of several devices all memory is counted, of which what
+// is not split is taken as often as there are devices.
 absl::Status CheckDeviceMemory(const model::GgufFile& file, const Plan& plan, const kernels::DeviceSpace& device) {
-  const model::Transformer::DeviceDemand demand =
-      model::Transformer::DemandOf(file, plan.model_config, plan.max_context, device);
+  const model::DeviceDemand demand = model::DeviceDemandOf(file, plan.model_config, plan.max_context, device);
   const MemoryDemand host{static_cast<int64_t>(demand.host_bytes + demand.loading_bytes), plan.kv_bytes, 0};
   if (absl::Status s = CheckMemory(host, ReadAvailableMemory()); !s.ok()) return s;
   absl::StatusOr<uint64_t> free = device.FreeBytes();
   if (!free.ok()) return free.status();
-  const size_t scratch = model::Scratch::BytesFor(plan.model_config, plan.engine.max_batch_tokens);
-  return CheckMemory({static_cast<int64_t>(demand.device_bytes), plan.kv_bytes, static_cast<int64_t>(scratch)},
-                     {static_cast<int64_t>(*free), "the device's memory"});
+  const int ranks = plan.split.ranks;
+  const int64_t scratch = static_cast<int64_t>(model::Scratch::BytesFor(plan.model_config, plan.engine.max_batch_tokens));
+  return CheckMemory({static_cast<int64_t>(demand.device_bytes(ranks)), plan.kv_bytes, ranks * scratch},
+                     {static_cast<int64_t>(*free), ranks == 1 ? "the device's memory" : "the devices' memory"});
 }
 
 }  // namespace
@@ -369,6 +371,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const v1::Config&
   if (!transformer.ok()) return transformer.status();
   loaded->transformer_ = *std::move(transformer);
   loaded->memory_ = loaded->transformer_->memory();
+  // Each GPU has them whole, and the transformer sees one.
+  loaded->memory_.vector_bytes *= static_cast<uint64_t>(plan->split.ranks);
+  loaded->memory_.scratch_bytes *= static_cast<uint64_t>(plan->split.ranks);
   // Again with what is known now; weights and scratch are inside already.
   if (absl::Status s = CheckMemory({0, plan->kv_bytes, 0}, ReadAvailableMemory()); !s.ok()) return s;
 

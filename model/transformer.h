@@ -56,15 +56,6 @@ class Transformer : public ModelRunner {
   static absl::StatusOr<std::unique_ptr<Transformer>> Load(const GgufFile& file, kernels::Backend* backend,
                                                            const Options& options);
 
-  // What Load will take, from the file's header. With the activations (Scratch::BytesFor) and logits, all of a model.
-  struct DeviceDemand {
-    uint64_t device_bytes = 0;   // weights, embeddings, norms, biases, angles: to the byte, but for gaps between allocations
-    uint64_t host_bytes = 0;     // kept on the host: embeddings of a format that the kernels do not read
-    uint64_t loading_bytes = 0;  // of the host while it loads: a tensor and what it becomes
-  };
-  static DeviceDemand DemandOf(const GgufFile& file, const ModelConfig& config, int max_context,
-                               const kernels::DeviceSpace& device);
-
   int vocab_size() const override { return config_.vocab_size; }
   int max_context() const override { return max_context_; }
   kernels::KvLayout KvLayoutFor(kernels::DType dtype, int block_size) const override;

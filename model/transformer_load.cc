@@ -4,26 +4,11 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "model/device_demand.h"
 #include "model/transformer.h"
 
 namespace baton::model {
-namespace {
-
-// Several devices share heads and the feed-forward's width, so that only what comes back to `dim` is a sum over them.
-kernels::WeightSplit SplitOf(const GgufTensor& tensor) {
-  for (const absl::string_view rows : {"attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"}) {
-    if (absl::EndsWith(tensor.name, rows)) return kernels::WeightSplit::kRows;
-  }
-  for (const absl::string_view columns : {"attn_output.weight", "ffn_down.weight"}) {
-    if (absl::EndsWith(tensor.name, columns)) return kernels::WeightSplit::kColumns;
-  }
-  return kernels::WeightSplit::kNone;
-}
-
-}  // namespace
-
 // Reads one tensor after the other through one buffer, so that the file's bytes and the backend's copy of the whole
 // model are never in memory together. Remembers the first error.
 class Transformer::Loader {
@@ -130,11 +115,9 @@ class Transformer::Loader {
   }
 
   std::unique_ptr<kernels::WeightMatrix> Pack(const GgufTensor& tensor, const std::vector<std::byte>& bytes) {
-    return Checked(tensor, backend_->PackWeights({.dtype = tensor.dtype,
-                                                  .rows = tensor.dims[1],
-                                                  .cols = tensor.dims[0],
-                                                  .data = bytes.data(),
-                                                  .split = SplitOf(tensor)}));
+    kernels::HostTensor matrix = ShapeOf(tensor);
+    matrix.data = bytes.data();
+    return Checked(tensor, backend_->PackWeights(matrix));
   }
 
   std::unique_ptr<kernels::WeightMatrix> Checked(const GgufTensor& tensor,
@@ -159,28 +142,6 @@ class Transformer::Loader {
   std::vector<std::byte> buffer_;
   absl::Status status_;
 };
-
-Transformer::DeviceDemand Transformer::DemandOf(const GgufFile& file, const ModelConfig& config, int max_context,
-                                                const kernels::DeviceSpace& device) {
-  DeviceDemand demand;
-  for (const GgufTensor& tensor : file.tensors()) {
-    if (tensor.dims.size() < 2) {
-      // Frequencies of the rotary embedding become part of the angles.
-      if (tensor.name != "rope_freqs.weight") demand.device_bytes += tensor.num_elements * sizeof(float);
-      continue;
-    }
-    const kernels::HostTensor shape = {
-        .dtype = tensor.dtype, .rows = tensor.dims[1], .cols = tensor.dims[0], .split = SplitOf(tensor)};
-    const bool for_rows = tensor.name == "token_embd.weight" && !config.tied_head;
-    const uint64_t packed = for_rows ? device.PackedRowsBytes(shape) : device.PackedBytes(shape);
-    demand.device_bytes += packed;
-    if (packed == 0) demand.host_bytes += tensor.num_bytes;
-    demand.loading_bytes = std::max(demand.loading_bytes, tensor.num_bytes + packed);
-  }
-  const int tables = config.sliding_window > 0 ? 2 : 1;
-  demand.device_bytes += tables * DeviceAngles::BytesFor(config.rope_dim / 2, max_context);
-  return demand;
-}
 
 absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Load(const GgufFile& file, kernels::Backend* backend,
                                                                const Options& options) {

@@ -1,18 +1,15 @@
 #include "kernels/cuda/tensor_parallel.h"
 
-#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_matrix.h"
+#include "kernels/cuda/tensor_split.h"
 
 namespace baton::kernels::cuda {
 namespace {
-
-// Inputs of a slice come in whole groups of so many: blocks of the device's formats, and what kernels read at once.
-constexpr int64_t kSliceGroup = 32;
 
 class SplitMatrix final : public WeightMatrix {
  public:
@@ -63,17 +60,6 @@ std::vector<std::byte> Columns(const HostTensor& tensor, int64_t first, int64_t 
   return out;
 }
 
-absl::Status CheckNumbers(const TensorParallel& split) {
-  const auto power_of_two = [](int n) { return n > 0 && std::has_single_bit(static_cast<unsigned>(n)); };
-  if (power_of_two(split.ranks) && power_of_two(split.slices) && split.slices <= kMaxTreeParts &&
-      split.slices % split.ranks == 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor_parallel is ", split.ranks, " and reduction_slices ", split.slices,
-                   "; both are powers of two, the second at most ", kMaxTreeParts, " and no smaller than the first"));
-}
-
 // Bits of results may depend on a device's architecture (docs/GPU.md).
 absl::Status CheckDevices(int ranks) {
   const absl::StatusOr<int> devices = NumDevices();
@@ -102,9 +88,9 @@ absl::Status CheckDevices(int ranks) {
 absl::StatusOr<std::unique_ptr<TensorParallelBackend>> TensorParallelBackend::Create(NumericsClass numerics,
                                                                                      const TensorParallel& split,
                                                                                      WeightStorage storage) {
-  if (absl::Status s = CheckNumbers(split); !s.ok()) return s;
+  if (absl::Status s = CheckSplit(split); !s.ok()) return s;
   if (absl::Status s = CheckDevices(split.ranks); !s.ok()) return s;
-  std::unique_ptr<TensorParallelBackend> backend(new TensorParallelBackend(split));
+  std::unique_ptr<TensorParallelBackend> backend(new TensorParallelBackend(split, storage));
   backend->ranks_.resize(static_cast<size_t>(split.ranks));
   backend->OnDevices([&](int rank) {
     backend->ranks_[rank] = std::make_unique<CudaBackend>(numerics, /*graphs=*/split.ranks == 1, storage);
@@ -141,14 +127,7 @@ KvView TensorParallelBackend::ViewOf(const KvView& kv, int rank) const { return 
 
 absl::StatusOr<std::unique_ptr<WeightMatrix>> TensorParallelBackend::PackWeights(const HostTensor& tensor) {
   const int parts = tensor.split == WeightSplit::kColumns ? split_.slices : num_ranks();
-  if (tensor.split == WeightSplit::kRows && tensor.rows % parts != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("its ", tensor.rows, " rows are no multiple of tensor_parallel, ", parts));
-  }
-  if (tensor.split == WeightSplit::kColumns && parts > 1 && tensor.cols % (parts * kSliceGroup) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("its ", tensor.cols, " inputs are no multiple of ", kSliceGroup,
-                                                      " for each of reduction_slices, ", parts, "; lower that"));
-  }
+  if (absl::Status s = CheckSplit(tensor, split_); !s.ok()) return s;
   HostTensor whole = tensor;
   std::vector<float> values;
   if (tensor.split == WeightSplit::kColumns && parts > 1 && MatrixStep(tensor.dtype) == 0) {
@@ -196,20 +175,11 @@ absl::StatusOr<std::unique_ptr<WeightMatrix>> TensorParallelBackend::PackRows(co
 }
 
 uint64_t TensorParallelBackend::PackedBytes(const HostTensor& tensor) const {
-  HostTensor part = tensor;
-  int parts = num_ranks();
-  if (tensor.split == WeightSplit::kRows) {
-    part.rows = (tensor.rows + parts - 1) / parts;
-  } else if (tensor.split == WeightSplit::kColumns && split_.slices > 1) {
-    parts = split_.slices;
-    if (MatrixStep(tensor.dtype) == 0) part.dtype = DType::kF32;
-    part.cols = (tensor.cols + parts - 1) / parts;
-  }
-  return static_cast<uint64_t>(parts) * ranks_[0]->PackedBytes(part);
+  return cuda::PackedBytes(tensor, split_, storage_);
 }
 
 uint64_t TensorParallelBackend::PackedRowsBytes(const HostTensor& tensor) const {
-  return static_cast<uint64_t>(num_ranks()) * ranks_[0]->PackedRowsBytes(tensor);
+  return cuda::PackedRowsBytes(tensor, split_);
 }
 
 void TensorParallelBackend::ReadRow(const WeightMatrix& weight, int64_t row, float* out) const {

@@ -20,6 +20,8 @@
 // it would take one for each device with the gathers between them, and whether NCCL takes part in that when one thread
 // captures for several devices could not be tried. With one rank they are.
 //
+// What it takes and refuses by shapes alone is tensor_split.h's.
+//
 // Thread contract: Backend's. A device or a communicator that fails ends the process, as in CudaBackend.
 #ifndef BATON_KERNELS_CUDA_TENSOR_PARALLEL_H_
 #define BATON_KERNELS_CUDA_TENSOR_PARALLEL_H_
@@ -110,7 +112,7 @@ class TensorParallelBackend final : public Backend, public DeviceSpace {
     KvLayout layout;  // of blocks, with all heads
   };
 
-  explicit TensorParallelBackend(const TensorParallel& split) : split_(split) {}
+  TensorParallelBackend(const TensorParallel& split, WeightStorage storage) : split_(split), storage_(storage) {}
   int num_ranks() const { return split_.ranks; }
   // call(rank), the thread's device being the rank's.
   template <typename Call>
@@ -138,6 +140,7 @@ class TensorParallelBackend final : public Backend, public DeviceSpace {
   size_t BytesOf(const void* pointer, size_t bytes) const;
 
   const TensorParallel split_;
+  const WeightStorage storage_;
   std::vector<std::unique_ptr<CudaBackend>> ranks_;
   std::unique_ptr<Collectives> collectives_;  // null: one rank
   std::map<const std::byte*, Region> regions_;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/tensor_parallel.h"
+#include "kernels/cuda/tensor_split.h"
 
 namespace baton::kernels::cuda {
 
@@ -221,10 +222,7 @@ absl::StatusOr<std::unique_ptr<DeviceLane>> TensorParallelBackend::CreateLane() 
 }
 
 absl::Status TensorParallelBackend::CheckLayout(const KvLayout& layout) const {
-  if (layout.num_kv_heads % num_ranks() != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("the model has ", layout.num_kv_heads,
-                                                      " KV heads, which is no multiple of tensor_parallel, ", num_ranks()));
-  }
+  if (absl::Status s = CheckKvHeads(layout.num_kv_heads, split_); !s.ok()) return s;
   return ranks_[0]->CheckLayout(LayoutOf(layout));
 }
 

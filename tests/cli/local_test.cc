@@ -241,5 +241,35 @@ TEST(PlanGgufTest, HumanWordsAndRooflineByFigures) {
   EXPECT_EQ(RunBaton({"plan", Model(), "--kv-dtype", "fp8"}).exit_code, 2);
 }
 
+// From the header: no GPU is here, and nothing is loaded.
+TEST(PlanGgufTest, OverGpusItSaysWhatEachHolds) {
+  const Result r = RunBaton({"plan", Model(), "--tensor-parallel", "2", "--reduction-slices", "2", "--accelerator", "8xh100",
+                             "--kv-memory-mib", "8", "--json"});
+  EXPECT_EQ(r.exit_code, 2) << r.err;  // 96 inputs of ffn_down
+  EXPECT_NE(r.err.find("its 96 inputs"), std::string::npos) << r.err;
+  const std::string wide = TempDir() + "/wide.gguf";
+  ASSERT_TRUE(fakes::WriteTinyGguf({.ffn_dim = 128}, wide).ok());
+  const Result plan = RunBaton({"plan", wide, "--tensor-parallel", "2", "--accelerator", "8xh100", "--kv-memory-mib", "8",
+                                "--json"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  const Json json = Json::parse(plan.out, nullptr, false);
+  ASSERT_TRUE(json.is_object()) << plan.out;
+  EXPECT_EQ(json["gpu"]["reduction_slices"], 2);
+  EXPECT_EQ(json["gpu"]["kv_pool_bytes"], 4 << 20);
+  EXPECT_EQ(json["accelerator"]["count"], 2);
+  EXPECT_TRUE(json["worker"].is_null());
+  EXPECT_NE(json["remarks"][0].get<std::string>().find("hold 4 like it"), std::string::npos) << json["remarks"];
+  const Result fp8 = RunBaton({"plan", wide, "--tensor-parallel", "2", "--weights-dtype", "fp8", "--json"});
+  EXPECT_NE(Json::parse(fp8.out, nullptr, false)["gpu"]["split_bytes"], json["gpu"]["split_bytes"]) << "from Q8_0 to E4M3";
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{"--tensor-parallel", "4"}, {"--tensor-parallel", "3"}, {"--tensor-parallel", "64"},
+        {"--tensor-parallel", "2", "--count", "1"}, {"--tensor-parallel", "2", "--kv-dtype", "fp8"},
+        {"--reduction-slices", "2", "--weights-dtype", "int8"}}) {
+    std::vector<std::string> args = {"plan", wide};
+    args.insert(args.end(), wrong.begin(), wrong.end());
+    EXPECT_EQ(RunBaton(args).exit_code, 2) << wrong.back();
+  }
+}
+
 }  // namespace
 }  // namespace baton::cli

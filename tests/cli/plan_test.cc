@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cli/gpu_plan.h"
 #include "cli/plan_model.h"
 #include "cli/plan_print.h"
 
@@ -149,6 +150,76 @@ TEST(PlanTest, EightBitWeightsOnACardWithoutEightBitUnits) {
   PlanInput input = Llama405On8H100();
   input.accelerator = FindAccelerator("8 x a100").value();
   EXPECT_EQ(ComputePlan(input)->prefill->peak_flops, 8u * 312000000000000u);
+}
+
+GpuMemory Llama405OnGpus(const kernels::TensorParallel& split) {
+  const absl::StatusOr<GpuMemory> memory =
+      GpuMemoryOf(NamedModel("llama-3.1-405b")->shape, "fp8", {.split = split, .context = 131072});
+  EXPECT_TRUE(memory.ok()) << memory.status();
+  return memory.value_or(GpuMemory());
+}
+
+// A scale of four bytes for each row; of a matrix whose inputs are cut, for each row of each slice.
+TEST(GpuPlanTest, EachOfEightGpusHoldsItsPartAndTheHeadTheEmbeddingAndActivationsWhole) {
+  constexpr uint64_t kDim = 16384, kKv = 1024, kFfn = 53248, kVocabulary = 128256, kLayers = 126;
+  const auto rows = [](uint64_t rows, uint64_t cols) { return rows / 8 * (cols + 4); };
+  const auto columns = [](uint64_t rows, uint64_t cols) { return rows * (cols / 8 + 4); };
+  const GpuMemory memory = Llama405OnGpus({.ranks = 8, .slices = 8});
+  EXPECT_EQ(memory.split_bytes, kLayers * (rows(kDim, kDim) + 2 * rows(kKv, kDim) + columns(kDim, kDim) +
+                                           2 * rows(kFfn, kDim) + columns(kDim, kFfn)));
+  EXPECT_EQ(memory.head_bytes, kVocabulary * (kDim + 4));
+  EXPECT_EQ(memory.embedding_bytes, kVocabulary * kDim * 2);  // as in the file: bf16
+  EXPECT_EQ(memory.array_bytes, (2 * kLayers + 1) * kDim * 4 + 2 * 131072 * 64 * 4);
+  EXPECT_GT(memory.activation_bytes, 512 * (5 * kDim + 2 * kKv + 2 * kFfn) * 4);
+  EXPECT_EQ(memory.batch_tokens, 512u);
+
+  PlanInput input = Llama405On8H100();
+  input.gpu = memory;
+  const Plan plan = ComputePlan(input).value();
+  const uint64_t each = memory.split_bytes + memory.head_bytes + memory.embedding_bytes + memory.array_bytes +
+                        memory.activation_bytes;
+  EXPECT_EQ(plan.weights_bytes_per_card, each);
+  EXPECT_EQ(plan.weights_bytes, 8 * each);
+  EXPECT_EQ(plan.pass_bytes, 8 * (memory.split_bytes + memory.head_bytes));
+  EXPECT_EQ(plan.gpu_kv_bytes_per_token, 516096u / 8);
+  EXPECT_EQ(plan.prefill->peak_flops, 8u * 989000000000000u);  // FP8 is in memory only
+  EXPECT_EQ(plan.conversations, (80000000000u - each) * 8 / 67645734912u);
+  const std::string text = FormatPlan(plan, {});
+  for (const char* words : {"Each of the 8 GPUs", "tensor_parallel 8, reduction_slices 8", "1 of 8 KV heads", "64,512 bytes",
+                            "counted 8 times"}) {
+    EXPECT_NE(text.find(words), std::string::npos) << words << " missing in:\n" << text;
+  }
+  EXPECT_EQ(PlanToJson(plan, {})["gpu"]["total_bytes"], each);
+  input.accelerator.count = 4;
+  EXPECT_EQ(ComputePlan(input).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(GpuPlanTest, SlicesCostScalesAndNothingElse) {
+  const GpuMemory one = Llama405OnGpus({.ranks = 1, .slices = 1}), sliced = Llama405OnGpus({.ranks = 1, .slices = 4});
+  EXPECT_EQ(sliced.split_bytes - one.split_bytes, 126u * 2 * 16384 * 4 * 3);
+  EXPECT_EQ(sliced.head_bytes, one.head_bytes);
+  EXPECT_EQ(sliced.array_bytes, one.array_bytes);
+}
+
+TEST(GpuPlanTest, WhatAWorkerWouldRefuseIsRefused) {
+  const ModelShape llama = NamedModel("llama-3.1-8b")->shape, smol = NamedModel("smollm2-135m")->shape;
+  const auto status = [](const ModelShape& shape, int ranks, int slices, const char* dtype = "bf16") {
+    return GpuMemoryOf(shape, dtype, {.split = {.ranks = ranks, .slices = slices}, .context = 8192}).status();
+  };
+  EXPECT_TRUE(status(llama, 8, 8).ok());
+  EXPECT_TRUE(status(llama, 1, 32).ok());
+  EXPECT_EQ(status(llama, 3, 3).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status(llama, 4, 2).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status(llama, 1, 1, "fp4").code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status heads = status(llama, 16, 16);
+  EXPECT_EQ(heads.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(heads.message().find("8 KV heads"), absl::string_view::npos) << heads;
+  const absl::Status inputs = status(smol, 1, 4);  // 576 = 4 x 144
+  EXPECT_EQ(inputs.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(inputs.message().find("blk.0.attn_output.weight: its 576 inputs"), absl::string_view::npos) << inputs;
+  ModelShape huge = llama;
+  huge.hidden_size = uint64_t{1} << 40;
+  EXPECT_EQ(status(huge, 2, 2).code(), absl::StatusCode::kOutOfRange);
 }
 
 TEST(AcceleratorTest, NamesAndCounts) {

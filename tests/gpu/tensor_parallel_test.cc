@@ -13,9 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/emulator/host_memory.h"
 #include "kernels/cuda/emulator/streams.h"
-#include "tests/fakes/tiny_gguf.h"
+#include "model/device_demand.h"
+#include "tests/gpu/forward_pass_models.h"
 #include "tests/model/exactness.h"
-#include "tests/model/tiny_reference_models.h"
 
 namespace baton::model {
 namespace {
@@ -30,29 +30,16 @@ using kernels::cuda::TensorParallelBackend;
 using kernels::cuda::WeightStorage;
 
 constexpr int kSlices = 4;
-#ifdef BATON_SANITIZE
-constexpr int kPromptTokens = 18, kExactTokens = 17;
-const std::vector<int> kChunks = {5}, kBatches = {9};
-#else
-constexpr int kPromptTokens = 40, kExactTokens = 21;
-const std::vector<int> kChunks = {1, 5, 16}, kBatches = {2, 9, 33};
-#endif
+const std::vector<int> kBatches = kSanitized ? std::vector<int>{9} : std::vector<int>{2, 9, 33};
 
 // The tiny models with four KV heads and a feed-forward of four slices.
 std::vector<TinyReferenceModel> Models() {
-  std::vector<TinyReferenceModel> models = fakes::TinyReferenceModels();
-#ifdef BATON_SANITIZE
-  std::erase_if(models, [](const auto& model) { return kernels::BlockElements(model.options.dtype) > 32; });
-#endif
+  std::vector<TinyReferenceModel> models = ForwardPassModels();
   for (TinyReferenceModel& model : models) {
     model.options.num_kv_heads = 4;
     model.options.ffn_dim = kernels::BlockElements(model.options.dtype) == 256 ? 512 : 128;
   }
   return models;
-}
-
-GgufFile FileOf(const fakes::TinyModelOptions& options) {
-  return GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(options), "tiny.gguf")).value();
 }
 
 // A model and the devices that it is on.
@@ -67,7 +54,7 @@ struct Split {
 
 class TensorParallelTest : public testing::TestWithParam<TinyReferenceModel> {
  protected:
-  TensorParallelTest() : file_(FileOf(GetParam().options)) { cuda_emulator::SetHaste(Haste::kLazy); }
+  TensorParallelTest() : file_(TinyFile(GetParam().options)) { cuda_emulator::SetHaste(Haste::kLazy); }
   ~TensorParallelTest() override { cuda_emulator::SetHaste(Haste::kLazy); }
   static bool Wide() { return kernels::BlockElements(GetParam().options.dtype) == 256; }
   std::vector<int32_t> Ids(int n) const { return RandomIds(n, ReadConfig(file_).value().vocab_size, 1); }
@@ -139,17 +126,14 @@ TEST_P(TensorParallelTest, BatchOfAnySizeHasTheSameBits) {
   }
 }
 
-// Before anything is read, and with what each rank has of its own.
+// Before anything is read.
 TEST_P(TensorParallelTest, WhatWeightsTakeIsKnownFromTheHeader) {
-  const auto demand = [&](const Split& split) {
-    return Transformer::DemandOf(file_, split.model->config(), split.model->max_context(), *split.backend);
-  };
   for (const int ranks : {1, 4}) {
     const Split split(file_, {ranks, kSlices});
     const MemoryLedger memory = split.model->memory();
-    const auto needed = demand(split);
-    EXPECT_GE(needed.device_bytes + needed.host_bytes, memory.weight_bytes + memory.embedding_bytes);
-    EXPECT_LE(needed.device_bytes + needed.host_bytes, memory.weight_bytes + memory.embedding_bytes + memory.vector_bytes);
+    const DeviceDemand demand = DeviceDemandOf(file_, split.model->config(), split.model->max_context(), *split.backend);
+    EXPECT_EQ(demand.split_bytes + demand.head_bytes, memory.weight_bytes);
+    EXPECT_EQ(demand.embedding_bytes + demand.host_bytes, memory.embedding_bytes);
   }
 }
 
@@ -188,7 +172,7 @@ TEST_F(TensorParallelSpaceTest, NumbersAndDevicesThatDoNotFitAreRefused) {
 
 TEST_F(TensorParallelSpaceTest, ModelsThatDoNotSplitAreRefusedWithTheTensorOrTheHeads) {
   const auto load = [](const TensorParallel& split, fakes::TinyModelOptions options) {
-    const GgufFile file = FileOf(options);
+    const GgufFile file = TinyFile(options);
     const auto backend = TensorParallelBackend::Create(NumericsClass::kF32, split).value();
     return Transformer::Load(file, backend.get(), {.max_batch_rows = 2, .device = backend.get()}).status();
   };
@@ -216,6 +200,25 @@ TEST_F(TensorParallelSpaceTest, SplitWeightsAreHeldOnceAndOthersByEachRank) {
     EXPECT_EQ(backend->PackedBytes(tensor), matrix->memory_bytes());
     EXPECT_EQ(matrix->rows(), 128);
     EXPECT_EQ(matrix->cols(), 256);
+  }
+}
+
+// With what each rank has of its own: norms, biases, angles and activations.
+TEST_F(TensorParallelSpaceTest, LoadingTakesWhatIsForetoldOfAllDevices) {
+  const GgufFile file = TinyFile({.context_length = 16384, .num_kv_heads = 4, .ffn_dim = 128});
+  for (const int ranks : {1, 2, 4}) {
+    SCOPED_TRACE(ranks);
+    const auto backend = TensorParallelBackend::Create(NumericsClass::kF32, {ranks, kSlices}).value();
+    const uint64_t before = backend->FreeBytes().value();
+    const auto model = Transformer::Load(file, backend.get(), {.max_batch_rows = 16, .device = backend.get()}).value();
+    const uint64_t took = before - backend->FreeBytes().value();
+    const DeviceDemand demand = DeviceDemandOf(file, model->config(), model->max_context(), *backend);
+    const uint64_t foretold = demand.device_bytes(ranks) + ranks * model->memory().scratch_bytes;
+    // The emulator's allocations are whole multiples of 256 bytes, with as many between.
+    const uint64_t gaps = 512 * (ranks + kSlices) * 2 * (file.tensors().size() + 4);
+    ASSERT_GT(demand.array_bytes, gaps) << "too few angles to tell once from twice";
+    EXPECT_GE(took, foretold);
+    EXPECT_LE(took, foretold + gaps);
   }
 }
 
@@ -257,7 +260,7 @@ TEST_F(TensorParallelSpaceTest, BlocksAreTakenApartAndPutTogether) {
 
 // A prompt's blocks, downloaded, are the same bytes from any number of ranks.
 TEST_F(TensorParallelSpaceTest, BlocksOfAModelAreTheSameBytesForAnyNumberOfRanks) {
-  const GgufFile file = FileOf({.num_kv_heads = 4, .ffn_dim = 128});
+  const GgufFile file = TinyFile({.num_kv_heads = 4, .ffn_dim = 128});
   std::vector<std::vector<std::byte>> blocks;
   for (const int ranks : {1, 2, 4}) {
     Split split(file, {ranks, kSlices});

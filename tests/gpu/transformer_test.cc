@@ -10,10 +10,10 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulator/streams.h"
 #include "kernels/cuda/emulator/tensor.h"
-#include "tests/fakes/tiny_gguf.h"
+#include "model/device_demand.h"
+#include "tests/gpu/forward_pass_models.h"
 #include "tests/gpu/fp8_reference.h"
 #include "tests/model/exactness.h"
-#include "tests/model/tiny_reference_models.h"
 
 namespace baton::model {
 namespace {
@@ -23,23 +23,7 @@ using kernels::DType;
 using kernels::NumericsClass;
 using kernels::cuda::WeightStorage;
 
-// A pass takes ten times as long under a sanitizer. More than a block of 16 and than the 8 rows that stream weights.
-#ifdef BATON_SANITIZE
-constexpr int kPromptTokens = 18, kExactTokens = 17;
-const std::vector<int> kChunks = {5}, kBatches = {17};
-#else
-constexpr int kPromptTokens = 40, kExactTokens = 21;
-const std::vector<int> kChunks = {1, 5, 16}, kBatches = {2, 9, 33, 66};
-#endif
-
-// Under a sanitizer without the wide ones, which take most of the time and run the same kernels.
-std::vector<TinyReferenceModel> Models() {
-  std::vector<TinyReferenceModel> models = fakes::TinyReferenceModels();
-#ifdef BATON_SANITIZE
-  std::erase_if(models, [](const auto& model) { return kernels::BlockElements(model.options.dtype) > 32; });
-#endif
-  return models;
-}
+const std::vector<int> kBatches = kSanitized ? std::vector<int>{17} : std::vector<int>{2, 9, 33, 66};
 
 // Of their lengths as vectors.
 double Difference(const Logits& want, const Logits& got) {
@@ -55,10 +39,7 @@ double Difference(const Logits& want, const Logits& got) {
 
 class CudaTransformerTest : public testing::TestWithParam<TinyReferenceModel> {
  protected:
-  CudaTransformerTest()
-      : file_(GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(GetParam().options), "tiny.gguf")).value()) {
-    cuda_emulator::SetHaste(cuda_emulator::Haste::kLazy);
-  }
+  CudaTransformerTest() : file_(TinyFile(GetParam().options)) { cuda_emulator::SetHaste(cuda_emulator::Haste::kLazy); }
 
   std::unique_ptr<Transformer> OnEmulator(NumericsClass numerics = NumericsClass::kF32,
                                           WeightStorage storage = WeightStorage::kOwnBits) {
@@ -69,7 +50,7 @@ class CudaTransformerTest : public testing::TestWithParam<TinyReferenceModel> {
   GgufFile file_;
   std::unique_ptr<kernels::cuda::CudaBackend> backend_;
 };
-INSTANTIATE_TEST_SUITE_P(Families, CudaTransformerTest, testing::ValuesIn(Models()),
+INSTANTIATE_TEST_SUITE_P(Families, CudaTransformerTest, testing::ValuesIn(ForwardPassModels()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // Its products have at most 512 inputs, so each order is the CPU's.
@@ -177,22 +158,23 @@ TEST(DeviceDemandTest, IsWhatLoadingTakes) {
     for (const WeightStorage storage : {WeightStorage::kOwnBits, WeightStorage::kFp8}) {
       SCOPED_TRACE(std::string(kernels::Name(options.dtype)) + (options.tied_head ? " tied" : "") +
                    (storage == WeightStorage::kFp8 ? " fp8" : ""));
-      const GgufFile file = GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(options), "tiny.gguf")).value();
+      const GgufFile file = TinyFile(options);
       kernels::cuda::CudaBackend backend(NumericsClass::kBf16, /*graphs=*/true, storage);
       const ModelConfig config = ReadConfig(file).value();
       constexpr int kContext = 300;
-      const Transformer::DeviceDemand demand = Transformer::DemandOf(file, config, kContext, backend);
+      const DeviceDemand demand = DeviceDemandOf(file, config, kContext, backend);
+      const uint64_t demanded = demand.device_bytes(1);
       const uint64_t before = backend.FreeBytes().value();
       const auto model =
           Transformer::Load(file, &backend, {.max_batch_rows = 16, .max_context = kContext, .device = &backend}).value();
       const uint64_t took = before - backend.FreeBytes().value();
       const MemoryLedger ledger = model->memory();
       const uint64_t frequencies = (config.rope_dim / 2) * 2 * sizeof(double);  // the host's
-      EXPECT_EQ(demand.device_bytes + demand.host_bytes,
+      EXPECT_EQ(demanded + demand.host_bytes,
                 ledger.weight_bytes + ledger.embedding_bytes + ledger.vector_bytes - frequencies);
       // Beside the scratch, and gaps: the emulator's allocations are whole multiples of 256 bytes, with as many between.
-      EXPECT_GE(took, demand.device_bytes + ledger.scratch_bytes);
-      EXPECT_LE(took, demand.device_bytes + ledger.scratch_bytes + 512 * 2 * (file.tensors().size() + 4));
+      EXPECT_GE(took, demanded + ledger.scratch_bytes);
+      EXPECT_LE(took, demanded + ledger.scratch_bytes + 512 * 2 * (file.tensors().size() + 4));
       EXPECT_EQ(demand.host_bytes > 0, !options.tied_head && kernels::cuda::MatrixStep(options.dtype) == 0);
     }
   }
@@ -204,7 +186,7 @@ TEST(EmbeddingTest, RowsThatAreNotTheHeadsHaveTheBitsOfTheCpu) {
     fakes::TinyModelOptions untied = options;
     untied.tied_head = false;
     SCOPED_TRACE(kernels::Name(untied.dtype));
-    const GgufFile file = GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(untied), "tiny.gguf")).value();
+    const GgufFile file = TinyFile(untied);
     const TestModel cpu = LoadTestModel(file, {.numerics = NumericsClass::kF32, .num_threads = 1}).value();
     kernels::cuda::CudaBackend backend;
     const auto model = Transformer::Load(file, &backend, {.max_batch_rows = 16, .device = &backend}).value();
@@ -235,7 +217,7 @@ TEST(EmbeddingTest, RowsKeepTheirBitsWhereWeightsBecomeFp8) {
 TEST(DevicePassTest, SendsNeitherEmbeddingsNorAngles) {
   const fakes::TinyModelOptions options = {
       .family = fakes::TinyFamily::kGemma3, .dtype = DType::kQ8_0, .num_layers = 6, .tied_head = false};
-  const GgufFile file = GgufFile::Parse(RandomAccessFile::OfBytes(fakes::TinyGguf(options), "tiny.gguf")).value();
+  const GgufFile file = TinyFile(options);
   kernels::cuda::CudaBackend backend;
   const auto model = Transformer::Load(file, &backend, {.max_batch_rows = 16, .device = &backend}).value();
   TestKvPool pool(model->KvLayoutFor(DType::kF16, 16), 4, model->device());
