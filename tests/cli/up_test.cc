@@ -123,6 +123,24 @@ TEST_F(UpTest, SaysReadyOnceWithEveryAddress) {
   EXPECT_TRUE(AllGone());
 }
 
+// As any other setting of workers; `up` does not look at them.
+TEST_F(UpTest, WorkersGetTheSettingsOfGpus) {
+  Start({"--isa", "cuda", "--numerics", "bf16", "--tensor-parallel", "2"}, {"BATON_REDUCTION_SLICES=4"});
+  ASSERT_TRUE(Ready().is_object());
+  std::istringstream lines(Starts());
+  int workers = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("--name=") == std::string::npos) continue;
+    ++workers;
+    for (const char* flag : {" --isa=cuda", " --numerics=bf16", " --tensor-parallel=2", " --reduction-slices=4"}) {
+      EXPECT_NE(line.find(flag), std::string::npos) << flag << " missing in " << line;
+    }
+  }
+  EXPECT_EQ(workers, 2);
+  const std::string help = RunBaton({"up", "--help"}).out;
+  for (const char* flag : {"--tensor-parallel", "--reduction-slices"}) EXPECT_NE(help.find(flag), std::string::npos) << flag;
+}
+
 TEST_F(UpTest, ScalesBothWays) {
   Start({"--prefill", "1", "--decode", "2"});
   const Json ready = Ready();
