@@ -135,6 +135,56 @@ Finding HugePages(absl::string_view enabled) {
   return finding;
 }
 
+Finding UcxFinding(const absl::StatusOr<kvtransfer::UcxMemory>& memory) {
+  Finding finding{.name = "UCX"};
+  if (!memory.ok()) {
+    finding.health = Health::kBad;
+    finding.detail = std::string(memory.status().message());
+    finding.next = "install libucx0, or start workers with --kv-transport=grpc";
+    return finding;
+  }
+  finding.detail = absl::StrCat(memory->version, memory->cuda ? ", has GPU memory, which is not used"
+                                                              : ", has no GPU memory",
+                                ": KV on a GPU goes over UCX by pinned memory of the host");
+  return finding;
+}
+
+Finding GpuFinding(const kernels::cuda::DeviceReport& report, absl::string_view module, const v1::Config& config) {
+  Finding finding{.name = "GPUs"};
+  const bool wanted = config.isa() == "cuda";
+  const auto or_none = [](absl::string_view text) { return text.empty() ? absl::string_view("none") : text; };
+  const std::string driver =
+      module.empty() ? "no NVIDIA driver is loaded"
+                     : absl::StrCat("NVIDIA driver ", module, report.driver.empty() ? "" : ", for CUDA ", report.driver);
+  if (!report.built_with_cuda) {
+    finding.health = wanted ? Health::kBad : Health::kSkipped;
+    finding.detail = absl::StrCat("this build has no CUDA; ", driver);
+    if (wanted) finding.next = "bazel build --config=cuda, the workers too, or leave isa away";
+    return finding;
+  }
+  finding.detail =
+      absl::StrCat("built with CUDA ", or_none(report.runtime), ", NCCL ", or_none(report.nccl), "; ", driver, "; ");
+  // Alike ones together.
+  size_t same = 0;
+  for (size_t i = 0; i < report.devices.size(); i += same) {
+    const kernels::cuda::DeviceReport::Device& device = report.devices[i];
+    for (same = 1; i + same < report.devices.size() && report.devices[i + same].name == device.name;) ++same;
+    absl::StrAppend(&finding.detail, i == 0 ? "" : ", ", same, " x ", device.name, " (compute capability ",
+                    device.compute_capability / 10, ".", device.compute_capability % 10, ", ",
+                    FormatBytes(device.memory_bytes, 0), ")");
+  }
+  if (report.devices.empty()) {
+    absl::StrAppend(&finding.detail, "no GPU", report.no_devices.empty() ? "" : ": ", report.no_devices);
+    finding.health = wanted ? Health::kBad : Health::kSkipped;
+    if (wanted) finding.next = "see what nvidia-smi says and CUDA_VISIBLE_DEVICES is; a container: --gpus all";
+  } else if (wanted && report.devices.size() < config.tensor_parallel()) {
+    finding.health = Health::kBad;
+    finding.next = absl::StrCat("tensor_parallel is ", config.tensor_parallel(), ": let the worker see as many GPUs "
+                                "(CUDA_VISIBLE_DEVICES), or lower it");
+  }
+  return finding;
+}
+
 Findings ClusterFindings(const v1::ClusterStatus& status) {
   Findings findings;
   int ready_prefill = 0, ready_decode = 0;

@@ -9,7 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/cuda/device_report.h"
+#include "kvtransfer/ucx_memory.h"
 #include "proto/cluster.pb.h"
 #include "proto/config.pb.h"
 #include "proto/inference.pb.h"
@@ -41,6 +44,12 @@ Finding HugePages(absl::string_view transparent_hugepage_enabled);  // the text 
 Findings ClusterFindings(const v1::ClusterStatus& status);
 // What the hand-over of one request says of the transport.
 Finding TransferFinding(const v1::Summary& summary);
+
+// What the installed UCX can move by itself.
+Finding UcxFinding(const absl::StatusOr<kvtransfer::UcxMemory>& memory);
+// What there is for `isa: cuda`, which `config` may ask for. `module`: the NVIDIA driver's own version as the kernel tells it,
+// empty: none is loaded.
+Finding GpuFinding(const kernels::cuda::DeviceReport& report, absl::string_view module, const v1::Config& config);
 
 // Look at this machine. `config` says which ports, model and key.
 Findings MachineFindings(const v1::Config& config);

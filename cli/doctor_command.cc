@@ -155,7 +155,7 @@ void AddDoctor(CLI::App* app, Invocation* invocation) {
   sub->add_flag("--no-request", flags->no_request, "Send no trial request through the cluster");
   sub->add_flag("--json", invocation->json, "Print one JSON document on stdout");
   sub->footer(HelpFooter({"baton doctor", "baton doctor --router 10.0.0.5:50051 --model FILE.gguf --json"},
-                         {"router", "listen", "http", "model", "cluster_key_file", "numerics"}));
+                         {"router", "listen", "http", "model", "cluster_key_file", "numerics", "isa", "tensor_parallel"}));
   sub->callback(
       [flags, invocation] { invocation->run = [flags, invocation] { return RunDoctor(*flags, *invocation); }; });
 }

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -200,6 +201,10 @@ Findings MachineFindings(const v1::Config& config) {
   std::string enabled;
   std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), enabled);
   findings.push_back(HugePages(enabled));
+  findings.push_back(UcxFinding(kvtransfer::QueryUcxMemory()));
+  const absl::StatusOr<std::string> module = ReadSmallFile("/sys/module/nvidia/version", 4096);
+  findings.push_back(GpuFinding(kernels::cuda::ReportDevices(),
+                                module.ok() ? absl::StripAsciiWhitespace(*module) : absl::string_view(), config));
   findings.push_back(Clock());
   findings.push_back(ModelFinding(config));
   findings.push_back(KeyFinding(config));

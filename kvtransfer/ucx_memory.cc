@@ -3,6 +3,7 @@
 #include <ucp/api/ucp.h>
 
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/ucx_log.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -14,6 +15,7 @@ absl::Status Failed(absl::string_view what, ucs_status_t status) {
 }  // namespace
 
 absl::StatusOr<UcxMemory> QueryUcxMemory() {
+  SendUcxLogToStderr();
   UcxMemory memory;
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);

@@ -5,11 +5,9 @@
 #include <net/if.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <ucs/debug/log_def.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -20,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "kvtransfer/ucx_log.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -54,16 +53,6 @@ std::string LoopbackDevice() {
   }
   freeifaddrs(list);
   return name;
-}
-
-// UCX logs to standard output, which is for data.
-ucs_log_func_rc_t LogToStderr(const char* file, unsigned line, const char* function, ucs_log_level_t level,
-                              const ucs_log_component_config_t* component, const char* format, va_list args) {
-  if (level > UCS_LOG_LEVEL_WARN) return UCS_LOG_FUNC_RC_CONTINUE;  // asked for by UCX_LOG_LEVEL: as UCX likes it
-  char text[1024];
-  vsnprintf(text, sizeof(text), format, args);
-  fprintf(stderr, "ucx %s: %s\n", level <= UCS_LOG_LEVEL_ERROR ? "error" : "warning", text);
-  return UCS_LOG_FUNC_RC_STOP;
 }
 
 }  // namespace
@@ -108,8 +97,7 @@ UcxLoop::~UcxLoop() {
 }
 
 absl::Status UcxLoop::Init() {
-  static const bool logging = (ucs_log_push_handler(&LogToStderr), true);
-  (void)logging;
+  SendUcxLogToStderr();
   static const bool guarded = UcxSurvivesNullLanes();
   if (!guarded) {
     static const int said = fprintf(stderr, "ucx warning: this UCX is not guarded against peers that die while they connect\n");

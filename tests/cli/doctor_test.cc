@@ -84,6 +84,38 @@ TEST(TransferFindingTest, TransportAndSpeed) {
   EXPECT_EQ(TransferFinding(summary).health, Health::kAdvice);
 }
 
+TEST(UcxFindingTest, SaysWhatUcxHas) {
+  EXPECT_EQ(UcxFinding(kvtransfer::UcxMemory{.version = "1.13.1"}).detail.rfind("1.13.1, has no GPU memory", 0), 0u);
+  EXPECT_EQ(UcxFinding(kvtransfer::UcxMemory{.version = "1.18.0", .cuda = true}).detail.rfind("1.18.0, has GPU memory", 0), 0u);
+  const Finding none = UcxFinding(absl::UnavailableError("no context"));
+  EXPECT_EQ(none.health, Health::kBad);
+  EXPECT_FALSE(none.next.empty());
+}
+
+TEST(GpuFindingTest, IsBadWhereSettingsAskForWhatIsNotThere) {
+  v1::Config plain, cuda;
+  cuda.set_isa("cuda");
+  const kernels::cuda::DeviceReport without;
+  EXPECT_EQ(GpuFinding(without, "", plain).health, Health::kSkipped);
+  EXPECT_EQ(GpuFinding(without, "580.65", plain).detail, "this build has no CUDA; NVIDIA driver 580.65");
+  EXPECT_EQ(GpuFinding(without, "", cuda).health, Health::kBad);
+  kernels::cuda::DeviceReport report{.built_with_cuda = true, .runtime = "13.0", .nccl = "2.28.9", .no_devices = "no driver"};
+  EXPECT_EQ(GpuFinding(report, "", plain).health, Health::kSkipped);
+  EXPECT_EQ(GpuFinding(report, "", cuda).health, Health::kBad);
+  EXPECT_NE(GpuFinding(report, "", cuda).detail.find("no GPU: no driver"), std::string::npos);
+  report.driver = "13.1";
+  report.devices = {{"A", 90, 80000000000}, {"A", 90, 80000000000}, {"B", 80, 40000000000}};
+  EXPECT_EQ(GpuFinding(report, "580.65", cuda).detail,
+            "built with CUDA 13.0, NCCL 2.28.9; NVIDIA driver 580.65, for CUDA 13.1; 2 x A (compute capability 9.0, 80 GB), "
+            "1 x B (compute capability 8.0, 40 GB)");
+  EXPECT_EQ(GpuFinding(report, "580.65", cuda).health, Health::kGood);
+  cuda.set_tensor_parallel(4);
+  EXPECT_EQ(GpuFinding(report, "580.65", cuda).health, Health::kBad);
+  for (const Finding& f : {GpuFinding(without, "", plain), GpuFinding(without, "", cuda), GpuFinding(report, "", cuda)}) {
+    EXPECT_EQ(f.health == Health::kBad, !f.next.empty()) << f.detail;
+  }
+}
+
 TEST(FormatTest, WordsOfPeersCannotDriveTheTerminal) {
   EXPECT_EQ(FormatFinding({"x", Health::kBad, "evil\x1b[2J", "y"}, false).find('\x1b'), std::string::npos);
 }
@@ -93,7 +125,8 @@ TEST(DoctorCommandTest, WithoutAClusterItSaysHowToGetOne) {
                              "--model", "/no/such.gguf", "--http-tls-cert", "/no/such.crt"});
   EXPECT_EQ(r.exit_code, 1);
   for (const char* words : {"No router answers at 127.0.0.1:1", "baton up", "is free", "open files", "processor",
-                            "/no/such.gguf", "/no/such.crt", "memory between processes", "Something is wrong"}) {
+                            "/no/such.gguf", "/no/such.crt", "memory between processes", "UCX", "KV on a GPU",
+                            "GPUs", "Something is wrong"}) {
     EXPECT_NE(r.out.find(words), std::string::npos) << words << "\n" << r.out;
   }
 }
