@@ -37,6 +37,36 @@ class GpuClusterTest : public testing::Test {
                            .decode_flags = std::move(decode),
                            .worker_suffix = "_emulated"});
   }
+  // That the answer to RandomRequest(seed, kShape) has the tokens of one process.
+  static void ExpectTokens(const Generation& got, OneProcess* oracle, uint64_t seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    ASSERT_TRUE(got.status.ok()) << got.status.error_message();
+    EXPECT_EQ(got.violation, "");
+    auto want = oracle->Run(RandomRequest(seed, kShape));
+    ASSERT_TRUE(want.ok()) << want.status();
+    for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
+  }
+  static Generation Generate(Cluster* cluster, uint64_t seed) {
+    return cluster->Generate(RandomRequest(seed, kShape), absl::Seconds(120));
+  }
+  static std::string ClassOf(Cluster* cluster, WorkerProcess& worker) {
+    const auto status = cluster->WorkerStatusOf(worker);
+    EXPECT_TRUE(status.ok()) << status.status();
+    return status.ok() ? status->fingerprint().numerics_class() : "";
+  }
+  // That a worker with these flags ends with an error that says so.
+  void ExpectRefused(const std::vector<std::string>& flags, const std::string& says,
+                     const std::string& program = "prefill_worker/prefill_worker_emulated") {
+    SCOPED_TRACE(says);
+    std::vector<std::string> command = {program, "--model=" + model_, "--listen=127.0.0.1:0", "--http=127.0.0.1:0"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    auto worker = Process::Start(command);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
+    ASSERT_TRUE(code.ok()) << code.status();
+    EXPECT_NE(*code, 0);
+    EXPECT_NE((*worker)->stderr_text().find(says), std::string::npos) << (*worker)->stderr_text();
+  }
   const std::string model_;
 };
 
@@ -48,14 +78,8 @@ TEST_F(GpuClusterTest, TokensAreThoseOfTheCpu) {
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     uint64_t moved = 0;
     for (int i = 0; i < kRequests; ++i) {
-      SCOPED_TRACE(absl::StrCat("seed ", 700 + i));
-      const v1::GenerateRequest request = RandomRequest(700 + i, kShape);
-      const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
-      ASSERT_TRUE(got.status.ok()) << got.status.error_message();
-      EXPECT_EQ(got.violation, "");
-      auto want = oracle.Run(request);
-      ASSERT_TRUE(want.ok()) << want.status();
-      for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
+      const Generation got = Generate(cluster->get(), 700 + i);
+      ExpectTokens(got, &oracle, 700 + i);
       moved += got.summary.kv().bytes();
       if (transport == "nccl" && got.summary.kv().bytes() > 0) {
         EXPECT_EQ(got.summary.kv().detail(), "loopback, device memory");
@@ -90,7 +114,7 @@ TEST_F(GpuClusterTest, AKilledPrefillWorkerHangsNothingAndItsNextLifeHandsOverFr
     clients.emplace_back([&, c] {
       for (int i = c * kEach; i < (c + 1) * kEach; ++i) {
         if (++begun == 5) victim->process->Signal(SIGKILL);
-        got[i] = (*cluster)->Generate(RandomRequest(1000 + i, kShape), absl::Seconds(120));
+        got[i] = Generate(cluster->get(), 1000 + i);
       }
     });
   }
@@ -102,19 +126,12 @@ TEST_F(GpuClusterTest, AKilledPrefillWorkerHangsNothingAndItsNextLifeHandsOverFr
   }
   bool from_device = false;
   for (int i = kClients * kEach; i < kClients * kEach + 4; ++i) {
-    got.push_back((*cluster)->Generate(RandomRequest(1000 + i, kShape), absl::Seconds(120)));
+    got.push_back(Generate(cluster->get(), 1000 + i));
     from_device |= got.back().summary.kv().detail() == "loopback, device memory";
   }
   EXPECT_TRUE(from_device) << "a new communicator with the new process";
   OneProcess oracle(model_, {"--numerics=f32", "--kv-dtype=f16", "--isa=scalar"});
-  for (size_t i = 0; i < got.size(); ++i) {
-    SCOPED_TRACE(absl::StrCat("seed ", 1000 + i));
-    ASSERT_TRUE(got[i].status.ok()) << got[i].status.error_message();
-    EXPECT_EQ(got[i].violation, "");
-    auto want = oracle.Run(RandomRequest(1000 + i, kShape));
-    ASSERT_TRUE(want.ok()) << want.status();
-    for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got[i].choices[c].token_ids, (*want)[c].token_ids);
-  }
+  for (size_t i = 0; i < got.size(); ++i) ExpectTokens(got[i], &oracle, 1000 + i);
 }
 
 // The CPU has not their bits, so what a cluster gives is compared with one emulated GPU that has one request at a time.
@@ -122,19 +139,8 @@ TEST_F(GpuClusterTest, TokensFromTensorCoresAreThoseOfOneProcess) {
   OneProcess oracle(model_, {"--numerics=bf16", "--kv-dtype=f16", "--isa=cuda"});
   auto cluster = Start({"--isa=cuda"}, {"--isa=cuda"}, "auto", "bf16");
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  for (int i = 0; i < kRequests / 2; ++i) {
-    SCOPED_TRACE(absl::StrCat("seed ", 800 + i));
-    const v1::GenerateRequest request = RandomRequest(800 + i, kShape);
-    const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
-    ASSERT_TRUE(got.status.ok()) << got.status.error_message();
-    EXPECT_EQ(got.violation, "");
-    auto want = oracle.Run(request);
-    ASSERT_TRUE(want.ok()) << want.status();
-    for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
-  }
-  auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);
-  ASSERT_TRUE(status.ok()) << status.status();
-  EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-bf16-emulator");
+  for (int i = 0; i < kRequests / 2; ++i) ExpectTokens(Generate(cluster->get(), 800 + i), &oracle, 800 + i);
+  EXPECT_EQ(ClassOf(cluster->get(), *(*cluster)->workers()[0]), "cuda-bf16-emulator");
 }
 
 // A setting that names other weights: a class of its own, on GPUs only.
@@ -142,26 +148,11 @@ TEST_F(GpuClusterTest, Fp8WeightsServeAndPairWithTheirLike) {
   OneProcess oracle(model_, {"--numerics=fp8", "--kv-dtype=f16", "--isa=cuda"});
   auto cluster = Start({"--isa=cuda"}, {"--isa=cuda"}, "auto", "fp8");
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const v1::GenerateRequest request = RandomRequest(900, kShape);
-  const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
-  ASSERT_TRUE(got.status.ok()) << got.status.error_message();
-  auto want = oracle.Run(request);
-  ASSERT_TRUE(want.ok()) << want.status();
-  for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
-  auto status = (*cluster)->WorkerStatusOf(*(*cluster)->workers()[0]);
-  ASSERT_TRUE(status.ok()) << status.status();
-  EXPECT_EQ(status->fingerprint().numerics_class(), "cuda-fp8-emulator");
+  ExpectTokens(Generate(cluster->get(), 900), &oracle, 900);
+  EXPECT_EQ(ClassOf(cluster->get(), *(*cluster)->workers()[0]), "cuda-fp8-emulator");
 }
 
-TEST_F(GpuClusterTest, Fp8IsRefusedOnACpu) {
-  auto worker = Process::Start({"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--numerics=fp8",
-                                "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
-  ASSERT_TRUE(code.ok()) << code.status();
-  EXPECT_NE(*code, 0);
-  EXPECT_NE((*worker)->stderr_text().find("only GPUs have"), std::string::npos) << (*worker)->stderr_text();
-}
+TEST_F(GpuClusterTest, Fp8IsRefusedOnACpu) { ExpectRefused({"--numerics=fp8"}, "only GPUs have"); }
 
 // A model over two GPUs in one pool and on one in the other: with as many slices they are of one class, and hand over as ever.
 TEST_F(GpuClusterTest, PoolsOverOtherNumbersOfGpusGiveTheTokensOfOneProcess) {
@@ -175,14 +166,8 @@ TEST_F(GpuClusterTest, PoolsOverOtherNumbersOfGpusGiveTheTokensOfOneProcess) {
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     uint64_t moved = 0;
     for (int i = 0; i < kRequests / 2; ++i) {
-      SCOPED_TRACE(absl::StrCat("seed ", 1000 + i));
-      const v1::GenerateRequest request = RandomRequest(1000 + i, kShape);
-      const Generation got = (*cluster)->Generate(request, absl::Seconds(120));
-      ASSERT_TRUE(got.status.ok()) << got.status.error_message();
-      EXPECT_EQ(got.violation, "");
-      auto want = oracle.Run(request);
-      ASSERT_TRUE(want.ok()) << want.status();
-      for (size_t c = 0; c < want->size(); ++c) EXPECT_EQ(got.choices[c].token_ids, (*want)[c].token_ids);
+      const Generation got = Generate(cluster->get(), 1000 + i);
+      ExpectTokens(got, &oracle, 1000 + i);
       moved += got.summary.kv().bytes();
     }
     EXPECT_GT(moved, 0u);
@@ -202,45 +187,19 @@ TEST_F(GpuClusterTest, PoolsOverOtherNumbersOfGpusGiveTheTokensOfOneProcess) {
 
 // Each with what to do instead.
 TEST_F(GpuClusterTest, SplitsThatCannotBeAreRefused) {
-  const std::pair<std::vector<std::string>, std::string> cases[] = {
-      {{"--isa=auto", "--tensor-parallel=2"}, "set isa to cuda"},
-      {{"--isa=cuda", "--tensor-parallel=2", "--kv-transport=nccl"}, "use auto, ucx or grpc"},
-      {{"--isa=cuda", "--tensor-parallel=3"}, "powers of two"},
-      {{"--isa=cuda", "--tensor-parallel=4"}, "2 KV heads"},
-      {{"--isa=cuda", "--tensor-parallel=2"}, "its 96 inputs"},
-  };
-  for (const auto& [flags, says] : cases) {
-    SCOPED_TRACE(absl::StrCat(flags[1], " ", says));
-    std::vector<std::string> command = {"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--numerics=f32",
-                                        "--listen=127.0.0.1:0", "--http=127.0.0.1:0"};
-    command.insert(command.end(), flags.begin(), flags.end());
-    auto worker = Process::Start(command);
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
-    ASSERT_TRUE(code.ok()) << code.status();
-    EXPECT_NE(*code, 0);
-    EXPECT_NE((*worker)->stderr_text().find(says), std::string::npos) << (*worker)->stderr_text();
-  }
+  ExpectRefused({"--numerics=f32", "--isa=auto", "--tensor-parallel=2"}, "set isa to cuda");
+  ExpectRefused({"--numerics=f32", "--isa=cuda", "--tensor-parallel=2", "--kv-transport=nccl"}, "use auto, ucx or grpc");
+  ExpectRefused({"--numerics=f32", "--isa=cuda", "--tensor-parallel=3"}, "powers of two");
+  ExpectRefused({"--numerics=f32", "--isa=cuda", "--tensor-parallel=4"}, "2 KV heads");
+  ExpectRefused({"--numerics=f32", "--isa=cuda", "--tensor-parallel=2"}, "its 96 inputs");
 }
 
 TEST_F(GpuClusterTest, OtherNumericsAreRefusedBeforeAnythingIsLoaded) {
-  auto worker = Process::Start({"prefill_worker/prefill_worker_emulated", "--model=" + model_, "--isa=cuda",
-                                "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
-  ASSERT_TRUE(code.ok()) << code.status();
-  EXPECT_NE(*code, 0);
-  EXPECT_NE((*worker)->stderr_text().find("set numerics to f32"), std::string::npos) << (*worker)->stderr_text();
+  ExpectRefused({"--isa=cuda"}, "set numerics to f32");
 }
 
 TEST_F(GpuClusterTest, AProgramWithoutCudaSaysSo) {
-  auto worker = Process::Start({"prefill_worker/prefill_worker", "--model=" + model_, "--isa=cuda", "--numerics=f32",
-                                "--listen=127.0.0.1:0", "--http=127.0.0.1:0"});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  const absl::StatusOr<int> code = (*worker)->WaitExit(absl::Seconds(60));
-  ASSERT_TRUE(code.ok()) << code.status();
-  EXPECT_NE(*code, 0);
-  EXPECT_NE((*worker)->stderr_text().find("built without it"), std::string::npos) << (*worker)->stderr_text();
+  ExpectRefused({"--isa=cuda", "--numerics=f32"}, "built without it", "prefill_worker/prefill_worker");
 }
 
 }  // namespace

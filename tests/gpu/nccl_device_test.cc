@@ -17,6 +17,7 @@
 #include "kvtransfer/grpc_transport.h"
 #include "kvtransfer/nccl_loopback.h"
 #include "kvtransfer/nccl_transport.h"
+#include "tests/kvtransfer/nccl_fixture.h"
 #include "tests/kvtransfer/testing.h"
 
 namespace baton::kvtransfer {
@@ -38,7 +39,7 @@ constexpr absl::Duration kShort = absl::Seconds(5);
 constexpr absl::Duration kShort = absl::Milliseconds(500);
 #endif
 
-class NcclDeviceTest : public ::testing::Test {
+class NcclDeviceTest : public testing::NcclFixture {
  protected:
   // Which of the two has its KV on a device.
   void Start(NcclOptions options = {}, bool tags = false, bool from_device = true, bool to_device = true) {
@@ -61,12 +62,7 @@ class NcclDeviceTest : public ::testing::Test {
     NcclOptions serving = options, fetching = options;
     serving.device = from_device ? &backend_ : nullptr;
     fetching.device = to_device ? &backend_ : nullptr;
-    service_ = *NcclKvService::Create(exporter_.get(), serving);
-    GrpcKvOptions grpc;
-    grpc.services.push_back({"baton.v1.KvNccl", {service_, service_->service()}});
-    port_ = *GrpcKvServer::Start(exporter_.get(), grpc, /*advertise=*/false);
-    server_ = MakeNcclKvServer(exporter_.get(), service_, port_->endpoint());
-    exporter_->AddEndpoint(port_->endpoint());
+    StartServer(serving);
     const ReceiverOptions receiver = {.key = testing::TestKey(),
                                       .layout = Layout(),
                                       .fingerprint = testing::Fingerprint(),
@@ -80,23 +76,13 @@ class NcclDeviceTest : public ::testing::Test {
   ~NcclDeviceTest() override { cuda_emulator::SetHaste(Haste::kLazy); }
   void TearDown() override {
     if (client_ != nullptr) client_->Shutdown();
-    if (server_ != nullptr) server_->Shutdown();
-    if (port_ != nullptr) port_->Shutdown();
-    EXPECT_EQ(NumLoopbackComms(), 0);
-    if (exporter_ != nullptr) {
-      EXPECT_EQ(exporter_->counters().in_flight, 0u);
-      EXPECT_EQ(exporter_->counters().impossible, 0u);
-      exporter_->ReleaseAll();
-      exporter_.reset();
-    }
+    StopServer();
     copies_.clear();
     for (const auto& pool : {from_, to_}) {
       if (pool == nullptr) continue;
       testing::ExpectAllFree(*pool);
       pool->DropDevice();
     }
-    NcclLoopbackFaults& faults = LoopbackFaults();
-    faults.break_at_group = faults.hang_at_group = faults.corrupt_at_group = 0;
   }
 
   // Does what an engine does when host memory is asked for; how often.
@@ -181,14 +167,9 @@ class NcclDeviceTest : public ::testing::Test {
   }
 
   kernels::cuda::CudaBackend backend_;
-  std::shared_ptr<kvcache::BlockPool> from_, to_;
   uint64_t untouched_ = 0;  // of the host's memory
   Mutex mu_;
   std::deque<std::pair<kvcache::BlockLease, std::function<void()>>> copies_ ABSL_GUARDED_BY(mu_);
-  std::unique_ptr<Exporter> exporter_;
-  std::shared_ptr<NcclKvService> service_;
-  std::unique_ptr<TransportServer> server_;
-  std::unique_ptr<GrpcKvServer> port_;
   std::unique_ptr<TransportClient> client_;
   TransportClient* nccl_ = nullptr;
 };

@@ -12,6 +12,7 @@
 #include "kvtransfer/nccl_loopback.h"
 #include "kvtransfer/nccl_transport.h"
 #include "proto/kv_nccl.grpc.pb.h"
+#include "tests/kvtransfer/nccl_fixture.h"
 #include "tests/kvtransfer/testing.h"
 
 namespace baton::kvtransfer {
@@ -33,7 +34,7 @@ constexpr absl::Duration kShort = absl::Seconds(3);
 constexpr absl::Duration kShort = absl::Milliseconds(150);
 #endif
 
-class NcclTest : public ::testing::Test {
+class NcclTest : public testing::NcclFixture {
  protected:
   void Start(kernels::KvLayout layout, int64_t num_blocks, NcclOptions options = {}, bool tags = false) {
     layout_ = layout;
@@ -49,16 +50,6 @@ class NcclTest : public ::testing::Test {
     StartServer(options);
     client_ = MakeClient(options);
   }
-  void StartServer(NcclOptions options) {
-    service_ = *NcclKvService::Create(exporter_.get(), options);
-    GrpcKvOptions grpc;
-    grpc.services.push_back({"baton.v1.KvNccl", {service_, service_->service()}});
-    auto port = GrpcKvServer::Start(exporter_.get(), grpc, /*advertise=*/false);
-    ASSERT_TRUE(port.ok()) << port.status();
-    port_ = *std::move(port);
-    server_ = MakeNcclKvServer(exporter_.get(), service_, port_->endpoint());
-    exporter_->AddEndpoint(port_->endpoint());
-  }
   ReceiverOptions Receiver() {
     return {.key = testing::TestKey(),
             .layout = layout_,
@@ -70,20 +61,9 @@ class NcclTest : public ::testing::Test {
   }
   void TearDown() override {
     if (client_ != nullptr) client_->Shutdown();
-    if (server_ != nullptr) server_->Shutdown();
-    if (port_ != nullptr) port_->Shutdown();
-    EXPECT_EQ(NumLoopbackComms(), 0);
-    if (exporter_ != nullptr) {
-      EXPECT_EQ(exporter_->counters().in_flight, 0u);
-      EXPECT_EQ(exporter_->counters().impossible, 0u);
-      exporter_->ReleaseAll();
-    }
+    StopServer();
     if (from_ != nullptr) testing::ExpectAllFree(*from_);
     if (to_ != nullptr) testing::ExpectAllFree(*to_);
-    NcclLoopbackFaults& faults = LoopbackFaults();
-    faults.init_hangs = faults.reports_death = false;
-    faults.break_at_group = faults.hang_at_group = faults.corrupt_at_group = 0;
-    faults.abort_ms = faults.slow_rank_1_ms = 0;
   }
   ExportSpec Spec(int64_t blocks, const std::string& request = "r1") {
     return {.request_id = request,
@@ -117,11 +97,6 @@ class NcclTest : public ::testing::Test {
   }
 
   kernels::KvLayout layout_;
-  std::shared_ptr<kvcache::BlockPool> from_, to_;
-  std::unique_ptr<Exporter> exporter_;
-  std::shared_ptr<NcclKvService> service_;
-  std::unique_ptr<TransportServer> server_;
-  std::unique_ptr<GrpcKvServer> port_;
   std::unique_ptr<TransportClient> client_;
 };
 
