@@ -11,7 +11,7 @@ namespace {
 
 constexpr absl::Duration kWindow = absl::Seconds(4);            // of busy time
 constexpr absl::Duration kMinWindow = absl::Milliseconds(300);
-constexpr absl::Duration kForgetAfter = absl::Seconds(10);      // without a queue
+constexpr absl::Duration kForgetAfter = absl::Seconds(10);      // without a queue: the workers may be others by then
 // What is promised must hold although the forecast is a mean.
 constexpr double kMargin = 1.1;
 // Under overload the queue is always as long as the forecast lets it be, so that every wait is near the limit: then how
@@ -48,11 +48,22 @@ absl::string_view Name(Priority priority) {
   return "standard";
 }
 
-absl::Status PromiseMissed(absl::Duration waited, absl::Duration more, absl::Duration promised) {
-  return Refuse(absl::StrCat("waited ", Ms(waited), " ms",
-                             more > absl::ZeroDuration() ? absl::StrCat(", would take about ", Ms(more), " ms more") : "",
-                             ", and the first token was promised within ", Ms(promised), " ms"),
-                "PREDICTED_TTFT", absl::Seconds(1));
+absl::Status CheckInTime(const Promise& promised, absl::Time arrival, absl::Time deadline, absl::Duration more,
+                         absl::Time now) {
+  const absl::Duration waited = now - arrival, allowed = deadline - arrival;
+  if (waited + more <= std::min(promised.ttft, allowed)) return absl::OkStatus();
+  const std::string words =
+      absl::StrCat("waited ", Ms(waited), " ms",
+                   more > absl::ZeroDuration() ? absl::StrCat(", would take about ", Ms(more), " ms more") : "");
+  if (promised.ttft <= allowed) {
+    return Refuse(absl::StrCat(words, ", and the first token was promised within ", Ms(promised.ttft), " ms"), "PREDICTED_TTFT",
+                  absl::Seconds(1));
+  }
+  return WithReason(
+      WithRetryAfter(absl::DeadlineExceededError(absl::StrCat(
+                         words, ", and the request's deadline is ", Ms(allowed), " ms after its arrival; give it more time")),
+                     absl::Seconds(1)),
+      "PREDICTED_TTFT");
 }
 
 Admission::Key Admission::KeyOf(const Applicant& a) const {
@@ -181,20 +192,21 @@ absl::Status Admission::Arrive(const Applicant& a, const Forecast& forecast, abs
   tenant->requests -= 1;
   tenant->tokens -= static_cast<double>(a.prompt_tokens + a.output_tokens);
   ++tenant->running;
-  Enqueue(a, true, wait, now);
+  Enqueue(a, true, wait, forecast.least, now);
   return absl::OkStatus();
 }
 
 void Admission::WaitAgain(const Applicant& applicant, absl::Time now) {
-  Enqueue(applicant, false, absl::ZeroDuration(), now);
+  Enqueue(applicant, false, absl::ZeroDuration(), absl::ZeroDuration(), now);
 }
 
-void Admission::Enqueue(const Applicant& a, bool first, absl::Duration forecast, absl::Time now) {
+void Admission::Enqueue(const Applicant& a, bool first, absl::Duration forecast, absl::Duration least, absl::Time now) {
   Admitted& admitted = admitted_[a.id];
   if (admitted.waiting) return;
   AdvanceBusy(now);
   admitted = {a.tenant, KeyOf(a), true};
-  queue_.emplace(admitted.key, Waiter{a, now, first, forecast});
+  queue_.emplace(admitted.key, Waiter{a, now, first, forecast, least});
+  last_queued_ = now;
   queued_tokens_ += a.prompt_tokens;
   ++queued_of_[static_cast<size_t>(a.priority)];
 }
@@ -216,7 +228,8 @@ void Admission::Leave(uint64_t id) {
 }
 
 void Admission::AdvanceBusy(absl::Time now) {
-  if (now - last_ > kForgetAfter) {
+  // A router offers every few milliseconds, queue or not.
+  if (now - last_queued_ > kForgetAfter) {
     takings_.clear();
     errors_.clear();
     taken_ = 0;
@@ -225,6 +238,7 @@ void Admission::AdvanceBusy(absl::Time now) {
     busy_ += now - last_;
   }
   last_ = now;
+  if (!queue_.empty()) last_queued_ = now;
   while (!takings_.empty() && takings_.front().at < busy_ - kWindow) {
     taken_ -= takings_.front().tokens;
     takings_.pop_front();
@@ -269,9 +283,10 @@ void Admission::Offer(absl::Time now, absl::FunctionRef<Verdict(uint64_t id)> pl
 }
 
 std::vector<std::pair<uint64_t, absl::Status>> Admission::Expire(absl::Time now,
-                                                                 absl::FunctionRef<absl::Status(uint64_t id)> why) {
+                                                                 absl::FunctionRef<absl::Status(uint64_t id)> why,
+                                                                 absl::FunctionRef<absl::Duration(uint64_t id)> least) {
   std::vector<std::pair<uint64_t, absl::Status>> out;
-  for (const auto& [key, waiter] : queue_) {
+  for (auto& [key, waiter] : queue_) {
     const Applicant& a = waiter.applicant;
     const absl::Duration waited = now - waiter.since;
     if (now >= a.deadline) {
@@ -279,8 +294,14 @@ std::vector<std::pair<uint64_t, absl::Status>> Admission::Expire(absl::Time now,
                                  "the request's deadline passed while it waited in the router: ", why(a.id).message())));
     } else if (waited >= options_.max_wait) {
       out.emplace_back(a.id, WithRetryAfter(why(a.id), absl::Seconds(1)));
-    } else if (waiter.first && now - a.arrival > promise(a.priority).ttft) {
-      out.emplace_back(a.id, PromiseMissed(now - a.arrival, absl::ZeroDuration(), promise(a.priority).ttft));
+    } else if (waiter.first) {
+      const auto in_time = [&] { return CheckInTime(promise(a.priority), a.arrival, a.deadline, waiter.least, now); };
+      if (in_time().ok()) continue;
+      // Meanwhile caches may have come to hold more of its prompt, or faster workers have joined.
+      waiter.least = least(a.id);
+      absl::Status late = in_time();
+      if (late.ok()) continue;
+      out.emplace_back(a.id, std::move(late));
       NoteWait(waiter.forecast, waited);
     }
   }

@@ -66,10 +66,14 @@ struct Forecast {
   absl::Duration itl = absl::ZeroDuration();
   double tokens_per_second = 0;  // that all prefill workers compute
   double room_per_second = 0;    // tokens of prompts for which decode workers that are full come to have room
+  absl::Duration least = absl::ZeroDuration();  // until token 0 on an idle worker, whatever it waits for before that
 };
 
-// The refusal (RESOURCE_EXHAUSTED, PREDICTED_TTFT) of one that was admitted, `waited` since it arrived, and would take `more`.
-absl::Status PromiseMissed(absl::Duration waited, absl::Duration more, absl::Duration promised);
+// Of one that was admitted and would have its first token `more` from now on. Not OK, with RetryInfo and the reason
+// PREDICTED_TTFT: that is beyond the class's promise (RESOURCE_EXHAUSTED) or, where that comes first, beyond its deadline
+// (DEADLINE_EXCEEDED).
+absl::Status CheckInTime(const Promise& promised, absl::Time arrival, absl::Time deadline, absl::Duration more,
+                         absl::Time now);
 
 class Admission {
  public:
@@ -100,10 +104,11 @@ class Admission {
   // By how much first tokens came later than forecast of late: `share` of them came no later than that. Zero: not known.
   absl::Duration Lateness(double share, absl::Time now) const;
 
-  // Takes out those that have waited too long: beyond max_wait, their deadline, or (of a first wait) what their class
-  // was promised. `why(id)` is what they waited for.
-  std::vector<std::pair<uint64_t, absl::Status>> Expire(absl::Time now,
-                                                        absl::FunctionRef<absl::Status(uint64_t id)> why);
+  // Takes out those that have waited too long: beyond max_wait, their deadline, or (of a first wait) so long that their first
+  // token cannot come any more within their deadline and what their class was promised. `why(id)` is what they waited for;
+  // `least(id)` is Forecast.least as of now, asked only of those that would be late by what was forecast when they arrived.
+  std::vector<std::pair<uint64_t, absl::Status>> Expire(absl::Time now, absl::FunctionRef<absl::Status(uint64_t id)> why,
+                                                        absl::FunctionRef<absl::Duration(uint64_t id)> least);
 
   const Promise& promise(Priority priority) const { return options_.promises[static_cast<size_t>(priority)]; }
   uint64_t queued_tokens() const { return queued_tokens_; }
@@ -118,6 +123,7 @@ class Admission {
     absl::Time since;
     bool first = true;
     absl::Duration forecast;  // of its wait
+    absl::Duration least;     // Forecast.least
   };
   struct Tenant {
     double requests = 0, tokens = 0;  // that may be used now
@@ -131,11 +137,12 @@ class Admission {
   };
 
   Key KeyOf(const Applicant& applicant) const;
-  void Enqueue(const Applicant& applicant, bool first, absl::Duration forecast, absl::Time now);
+  void Enqueue(const Applicant& applicant, bool first, absl::Duration forecast, absl::Duration least, absl::Time now);
   void Dequeue(Admitted* admitted);
   Tenant* TenantOf(const std::string& name, absl::Time now);
   absl::Status CheckTenant(const Applicant& applicant, Tenant* tenant) const;
-  // Until the queue before `key` is worked off.
+  // Until the queue before `key` is worked off. Walks the queue, as Expire does (under the caller's lock): it is never longer
+  // than the router's table of requests, max_queue (1,024 by default).
   absl::Duration WaitBefore(const Key& key, const Forecast& forecast, absl::Time now) const;
   absl::Status CheckForecast(const Applicant& applicant, const Forecast& forecast, absl::Duration wait,
                              absl::Time now) const;
@@ -162,7 +169,8 @@ class Admission {
   uint64_t taken_ = 0;  // the sum of takings_
   absl::Duration busy_;
   absl::Duration busy_since_;  // takings before are not known
-  absl::Time last_ = absl::InfinitePast();
+  absl::Time last_ = absl::InfinitePast();         // that busy_ was advanced
+  absl::Time last_queued_ = absl::InfinitePast();  // that something waited
   std::deque<double> errors_;  // waits by their forecasts, the newest last
   std::deque<std::pair<absl::Time, absl::Duration>> lateness_;  // of first tokens, and when they came; the newest last
 };

@@ -132,7 +132,10 @@ void Placement::Tick() {
   {
     MutexLock lock(&mu_);
     const auto why = [&](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return waiting_.at(id).why; };
-    for (auto& [id, status] : admission_.Expire(clock_->Now(), why)) {
+    const auto least = [&](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return absl::Microseconds(Compare(waiting_.at(id).request, /*check_room=*/false).least_us);
+    };
+    for (auto& [id, status] : admission_.Expire(clock_->Now(), why, least)) {
       const auto it = waiting_.find(id);
       Ways none;
       none.status = status;
@@ -171,6 +174,7 @@ Forecast Placement::ForecastFor(const PlaceRequest& request) {
     }
   });
   const Ways ways = Compare(request, /*check_room=*/false);
+  forecast.least = absl::Microseconds(ways.least_us);
   const std::optional<ModeForecast>& taken = ways.take_local ? ways.local_forecast : ways.remote_forecast;
   if (!taken.has_value()) return forecast;
   if (taken->measured && !taken->aged) forecast.ttft = absl::Microseconds(taken->ttft_us);
@@ -239,6 +243,10 @@ Placement::Ways Placement::Compare(const PlaceRequest& request, bool check_room)
   const LatencyLeft left = LeftOf(request);
   view_->Read([&](std::span<const WorkerSnapshot> workers, const PrefixDirectory& prefixes) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     prefixes.Match(request.need.prefix_names, clock_->Now(), &depth_);
+    if (!check_room) {
+      ways.least_us = LeastTtftUs(workers, request.need, depth_, mode_ != ServingMode::kAggregated,
+                                  mode_ != ServingMode::kDisaggregated);
+    }
     if (mode_ != ServingMode::kAggregated) CompareRemote(workers, request, options, seed, &ways);
     if (mode_ != ServingMode::kDisaggregated) {
       ways.local.choice = PickLocal(workers, request.need, depth_, options, seed);
@@ -288,8 +296,7 @@ absl::Status Placement::CheckPromise(const PlaceRequest& request, const Ways& wa
   }
   const absl::Time now = clock_->Now();
   const absl::Duration more = absl::Microseconds(taken->ttft_us) + admission_.Lateness(kAsLikelyAsNot, now);
-  const absl::Duration waited = now - request.arrival, promised = promise(request.priority).ttft;
-  return waited + more <= promised ? absl::OkStatus() : PromiseMissed(waited, more, promised);
+  return CheckInTime(promise(request.priority), request.arrival, request.deadline, more, now);
 }
 
 absl::StatusOr<PlacedHolds> Placement::Hold(const PlaceRequest& request, const Ways& ways) {

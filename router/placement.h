@@ -138,6 +138,7 @@ class Placement {
     Pick local;
     std::optional<ModeForecast> remote_forecast, local_forecast;
     bool take_local = false;
+    double least_us = 0;  // Forecast.least; only where room is not asked for
     absl::Status status;  // of the way that is taken: not OK when that has no room now, or neither is possible
   };
   Ways Compare(const PlaceRequest& request, bool check_room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -149,7 +150,8 @@ class Placement {
     Done done;
     absl::Status why;  // it waits
   };
-  // Not OK: it would come later than its class was promised, though it was admitted. Only of a first placement.
+  // Not OK: it would come later than its class was promised, or than its deadline, though it was admitted. Only of a first
+  // placement.
   absl::Status CheckPromise(const PlaceRequest& request, const Ways& ways) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<PlacedHolds> Hold(const PlaceRequest& request, const Ways& ways) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Forecast ForecastFor(const PlaceRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -321,6 +321,21 @@ StepCost PrefillCostOf(std::span<const WorkerSnapshot> workers, const WorkerSnap
   return LocalPrefillUs(worker, own, 0, kUnknownBatch) <= LocalPrefillUs(worker, others, 0, kUnknownBatch) ? own : others;
 }
 
+double LeastTtftUs(std::span<const WorkerSnapshot> workers, const PlacementNeed& need, std::span<const uint16_t> depth,
+                   bool remote, bool local) {
+  double least = 0;
+  for (const WorkerSnapshot& w : workers) {
+    if (w.state != WorkerState::kReady || !(w.role == Role::kPrefill ? remote : local)) continue;
+    const StepCost cost = w.role == Role::kPrefill ? OfPrefill(w) : PrefillCostOf(workers, w);
+    // A decode worker that has computed few prompts has others' cost here, if there is one.
+    if (cost.samples == 0 || w.cost_aged || (w.role == Role::kPrefill && cost.samples < kFewSamples)) return 0;
+    const uint64_t cached = CachedTokens(w, need, depth);
+    const double us = PrefillUsAt(cost, w, 0, cached, need.prompt_tokens - cached);
+    if (least == 0 || us < least) least = us;
+  }
+  return least;
+}
+
 absl::StatusOr<Choice> PickPrefill(std::span<const WorkerSnapshot> workers, const PlacementNeed& need,
                                    std::span<const uint16_t> depth, const PolicyOptions& options, uint64_t seed) {
   Counts counts;

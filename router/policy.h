@@ -87,6 +87,11 @@ double StepUs(const WorkerSnapshot& worker, uint32_t more, uint64_t tokens);
 // Requests like this one that a decode worker which is full of them finishes in a second; 0: not known.
 double FinishedPerSecond(const WorkerSnapshot& worker, const PlacementNeed& need);
 
+// Microseconds until token 0 if the fastest ready worker that may compute prompts, a prefill worker (`remote`) or a decode
+// worker (`local`), were idle: what no queue makes less. 0: not known, or of one of them not of late. `depth` as in PickPrefill.
+double LeastTtftUs(std::span<const WorkerSnapshot> workers, const PlacementNeed& need, std::span<const uint16_t> depth,
+                   bool remote, bool local);
+
 // UNAVAILABLE names the missing pool, the states of its workers, and what to start. RESOURCE_EXHAUSTED: workers are
 // ready, and none has room now. FAILED_PRECONDITION: workers are ready, and none could ever take total_tokens.
 //

@@ -39,6 +39,7 @@ class AdmissionTest : public ::testing::Test {
 };
 
 absl::Status Why(uint64_t) { return absl::UnavailableError("no decode worker is ready"); }
+absl::Duration NotKnown(uint64_t) { return absl::ZeroDuration(); }
 
 TEST_F(AdmissionTest, ClassesGoByPatienceAndNobodyWaitsForEver) {
   Admission admission(options_);
@@ -176,7 +177,7 @@ TEST_F(AdmissionTest, AFailedOverRequestWaitsInItsOldPlaceAndIsNotJudgedAgain) {
   now_ += absl::Seconds(5);
   ASSERT_TRUE(admission.Arrive(Make(2), {}, now_).ok());
   admission.WaitAgain(first, now_);
-  EXPECT_TRUE(admission.Expire(now_, Why).empty()) << "its client has tokens already";
+  EXPECT_TRUE(admission.Expire(now_, Why, NotKnown).empty()) << "its client has tokens already";
   EXPECT_THAT(Offered(&admission), ElementsAre(1, 2));
 }
 
@@ -189,20 +190,51 @@ TEST_F(AdmissionTest, WaitingEnds) {
   hurried.deadline = now_ + absl::Seconds(5);
   ASSERT_TRUE(admission.Arrive(hurried, {}, now_).ok());
   ASSERT_TRUE(admission.Arrive(Make(3, 1, Priority::kHigh), {}, now_).ok());
-  EXPECT_TRUE(admission.Expire(now_ + absl::Seconds(3), Why).empty());
-  auto expired = admission.Expire(now_ + absl::Milliseconds(3001), Why);
+  EXPECT_TRUE(admission.Expire(now_ + absl::Seconds(3), Why, NotKnown).empty());
+  auto expired = admission.Expire(now_ + absl::Milliseconds(3001), Why, NotKnown);
   ASSERT_EQ(expired.size(), 1u);
   EXPECT_EQ(expired[0].first, 3u);
   EXPECT_EQ(ReasonOf(expired[0].second), "PREDICTED_TTFT");
-  expired = admission.Expire(now_ + absl::Seconds(5), Why);
+  expired = admission.Expire(now_ + absl::Seconds(5), Why, NotKnown);
   ASSERT_EQ(expired.size(), 1u);
   EXPECT_EQ(expired[0].second.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(expired[0].second.message()), HasSubstr("no decode worker"));
-  expired = admission.Expire(now_ + absl::Seconds(10), Why);
+  expired = admission.Expire(now_ + absl::Seconds(10), Why, NotKnown);
   ASSERT_EQ(expired.size(), 1u);
   EXPECT_EQ(expired[0].second.code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(RetryAfterOf(expired[0].second).has_value());
   EXPECT_EQ(admission.queued(), 0u);
+}
+
+// They waited until the promise or the deadline was over, and those behind them were forecast to wait behind them.
+TEST_F(AdmissionTest, WhoseTimeIsShorterThanItsPrefillWaitsNoLonger) {
+  options_.promises[static_cast<size_t>(Priority::kStandard)].ttft = absl::Seconds(1);
+  Admission admission(options_);
+  const Forecast forecast{.ttft = absl::Milliseconds(350), .least = absl::Milliseconds(300)};
+  ASSERT_TRUE(admission.Arrive(Make(1), forecast, now_).ok());
+  Applicant hurried = Make(2);
+  hurried.deadline = now_ + absl::Milliseconds(500);
+  ASSERT_TRUE(admission.Arrive(hurried, forecast, now_).ok());
+  admission.WaitAgain(Make(3), now_);
+  const auto as_forecast = [](uint64_t) { return absl::Milliseconds(300); };
+  EXPECT_TRUE(admission.Expire(now_ + absl::Milliseconds(200), Why, as_forecast).empty());
+  auto expired = admission.Expire(now_ + absl::Milliseconds(201), Why, as_forecast);
+  ASSERT_EQ(expired.size(), 1u);
+  EXPECT_EQ(expired[0].first, 2u);
+  EXPECT_EQ(expired[0].second.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(expired[0].second), "PREDICTED_TTFT");
+  EXPECT_TRUE(RetryAfterOf(expired[0].second).has_value());
+  EXPECT_THAT(std::string(expired[0].second.message()),
+              HasSubstr("waited 201 ms, would take about 300 ms more, and the request's deadline is 500 ms after"));
+  // A worker has its prompt in the cache by now: it may still come in time.
+  EXPECT_TRUE(admission.Expire(now_ + absl::Milliseconds(850), Why, [](uint64_t) { return absl::Milliseconds(100); }).empty());
+  expired = admission.Expire(now_ + absl::Milliseconds(901), Why, [](uint64_t) { return absl::Milliseconds(100); });
+  ASSERT_EQ(expired.size(), 1u);
+  EXPECT_EQ(expired[0].first, 1u);
+  EXPECT_EQ(expired[0].second.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(expired[0].second), "PREDICTED_TTFT");
+  EXPECT_THAT(std::string(expired[0].second.message()), HasSubstr("waited 901 ms, would take about 100 ms more"));
+  EXPECT_EQ(admission.queued(), 1u) << "one that moves to another worker was promised nothing anew";
 }
 
 TEST_F(AdmissionTest, HowFastTheQueueMovesIsMeasured) {
@@ -259,6 +291,37 @@ TEST_F(AdmissionTest, AQueueOfLongPromptsIsNotTakenForStuck) {
   EXPECT_EQ(taken, 20u);
 }
 
+// It was forgotten only by a router that offered nothing for 10 s, and a router offers every 50 ms: after scaling out, the
+// first queue was judged by what the old workers could do, and after scaling in as well.
+TEST_F(AdmissionTest, HowFastTheQueueMovedIsForgottenWhileThereIsNone) {
+  options_.promises[static_cast<size_t>(Priority::kStandard)].ttft = absl::Seconds(10);
+  Admission admission(options_);
+  const Forecast forecast{.tokens_per_second = 1e6};
+  uint64_t id = 0;
+  const auto admitted = [&] {
+    int admitted = 0;
+    while (admitted < 100 && admission.Arrive(Make(id++, 1000), forecast, now_).ok()) ++admitted;
+    return admitted;
+  };
+  ASSERT_EQ(admitted(), 100) << "nothing is known";
+  for (int i = 0; i < 80; ++i) {
+    now_ += absl::Milliseconds(100);
+    bool taken = false;
+    admission.Offer(now_, [&](uint64_t) {
+      if (taken || i % 10 > 0) return Admission::Verdict::kNoRoom;
+      taken = true;
+      return Admission::Verdict::kTaken;
+    });
+  }
+  EXPECT_EQ(admitted(), 0) << "a thousand tokens a second, and 92,000 wait";
+  for (uint64_t i = 0; i < id; ++i) admission.Leave(i);
+  for (int i = 0; i < 3600 * 20; ++i) {
+    now_ += absl::Milliseconds(50);
+    EXPECT_TRUE(Offered(&admission).empty());
+  }
+  EXPECT_EQ(admitted(), 100) << "that was an hour ago";
+}
+
 // Under overload the queue is as long as the forecast allows, so that every wait is at the limit. Workers that pause now and
 // then make the mean a bad forecast: from the waits themselves the queue learns to promise less.
 TEST_F(AdmissionTest, WhatIsAdmittedUnderOverloadIsRarelyRefusedLate) {
@@ -273,7 +336,7 @@ TEST_F(AdmissionTest, WhatIsAdmittedUnderOverloadIsRarelyRefusedLate) {
     now_ += absl::Milliseconds(10);
     const bool counted = step > kSteps / 4;
     if (admission.Arrive(Make(++id), forecast, now_).ok()) admitted += counted;  // ten times what can be done
-    late += counted * static_cast<int>(admission.Expire(now_, Why).size());
+    late += counted * static_cast<int>(admission.Expire(now_, Why, NotKnown).size());
     const int phase = step % 150;
     if (phase >= 110 || phase % 8 != 0) continue;  // one in 80 ms for 1.1 s, then nothing for 0.4 s
     able += counted;

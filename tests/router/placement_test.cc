@@ -59,12 +59,13 @@ class PlacementTest : public ::testing::Test {
     }
     placement_.Tick();
   }
-  uint64_t Ask() {
+  uint64_t Ask(absl::Duration time = absl::InfiniteDuration()) {
     PlaceRequest request;
     request.need.prompt_tokens = kPrompt;
     request.need.output_tokens = kOutput;
     request.need.total_tokens = kPrompt + kOutput;
     request.arrival = clock_.Now();
+    request.deadline = clock_.Now() + time;
     const uint64_t id = placement_.NewId();
     request.request_id = absl::StrCat(id);
     placement_.Ask(id, std::move(request), [this, id](absl::StatusOr<PlacedHolds> placed) {
@@ -103,12 +104,45 @@ TEST_F(PlacementTest, WhatWouldComeTooLateIsRefusedBeforeWorkIsSpentOnIt) {
   EXPECT_FALSE(Placed(later));
   clock_.Advance(absl::Milliseconds(950));
   holds_.clear();
-  Beat(1000, 300);
+  placement_.Changed();
   EXPECT_FALSE(Placed(later));
   EXPECT_TRUE(absl::IsResourceExhausted(Ended(later)));
   EXPECT_EQ(ReasonOf(Ended(later)), "PREDICTED_TTFT");
   EXPECT_TRUE(RetryAfterOf(Ended(later)).has_value());
   EXPECT_THAT(std::string(Ended(later).message()), HasSubstr("waited 950 ms, would take about 100 ms more"));
+}
+
+// Only the class's promise was looked at: it was placed, decode room was reserved and the prompt computed, for a request that
+// died meanwhile.
+TEST_F(PlacementTest, WhatCannotKeepItsDeadlineIsRefusedBeforeWorkIsSpentOnIt) {
+  Beat(1000, 100);
+  ASSERT_TRUE(Placed(Ask()) && Placed(Ask()));
+  const uint64_t late = Ask(absl::Milliseconds(500)), later = Ask(absl::Milliseconds(700));
+  clock_.Advance(absl::Milliseconds(450));
+  holds_.clear();
+  placement_.Changed();
+  EXPECT_FALSE(Placed(late));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Ended(late))) << Ended(late);
+  EXPECT_EQ(ReasonOf(Ended(late)), "PREDICTED_TTFT");
+  EXPECT_THAT(std::string(Ended(late).message()), HasSubstr("waited 450 ms, would take about 100 ms more"));
+  EXPECT_TRUE(Placed(later)) << Ended(later);
+}
+
+// It kept its place in the queue, and those behind it were forecast to wait for it, until its promise was over.
+TEST_F(PlacementTest, WhoseTimeIsShorterThanItsPrefillIsRefusedWhileThereIsNoRoom) {
+  Beat(1000, 100);
+  ASSERT_TRUE(Placed(Ask()) && Placed(Ask()));
+  const uint64_t late = Ask();
+  clock_.Advance(absl::Milliseconds(899));
+  placement_.Tick();
+  EXPECT_TRUE(Ended(late).ok());
+  EXPECT_EQ(placement_.queue().tokens, kPrompt);
+  clock_.Advance(absl::Milliseconds(2));
+  placement_.Tick();
+  EXPECT_EQ(ReasonOf(Ended(late)), "PREDICTED_TTFT");
+  EXPECT_TRUE(absl::IsResourceExhausted(Ended(late)));
+  EXPECT_THAT(std::string(Ended(late).message()), HasSubstr("waited 901 ms, would take about 100 ms more"));
+  EXPECT_EQ(placement_.queue().tokens, 0u);
 }
 
 // A worker whose first steps ran in a bad moment would be asked for nothing more, and never measure itself again.

@@ -60,6 +60,28 @@ TEST_F(PolicyTest, PrefillGoesWhereTokenZeroComesFirst) {
   EXPECT_EQ(Prefill(), "a");
 }
 
+TEST_F(PolicyTest, TheLeastTimeToTokenZeroIsThatOfAnIdleWorker) {
+  Add("a", Role::kPrefill);
+  Add("b", Role::kPrefill);
+  Add("d", Role::kDecode);
+  for (WorkerSnapshot& w : workers_) w.pending_tokens = 10'000;
+  workers_[1].cost.per_row_us = 50;
+  const PlacementNeed need = Need(400, 500);
+  const auto least = [&](bool local) { return LeastTtftUs(workers_, need, depth_, true, local); };
+  EXPECT_EQ(least(false), 1000 + 400 * 50);
+  depth_ = {20, 0, 0};  // blocks of 16
+  EXPECT_EQ(least(false), 1000 + 80 * 100) << "most of it is in a's cache";
+  workers_[2].prefill_cost = {.fixed_us = 100, .per_row_us = 10, .per_position_us = 0, .samples = 100};
+  EXPECT_EQ(least(false), 1000 + 80 * 100);
+  EXPECT_EQ(least(true), 100 + 400 * 10);
+  workers_[2].cost_aged = true;
+  EXPECT_EQ(least(true), 0) << "of d it is not known";
+  workers_[1].cost.samples = 0;
+  EXPECT_EQ(least(false), 0);
+  workers_[1].state = WorkerState::kDraining;
+  EXPECT_EQ(least(false), 1000 + 80 * 100);
+}
+
 TEST_F(PolicyTest, ACachedPrefixAttractsUntilTheQueueCostsMore) {
   Add("a", Role::kPrefill);
   Add("b", Role::kPrefill);
