@@ -255,9 +255,9 @@ absl::Status RequestLifecycle::Forward(Choice& choice, v1::SampledToken& token) 
     if (choice.ids[index] == token.token_id()) return absl::OkStatus();
     // Trying again could not tell which of the two is right.
     diverged_ = true;
-    return absl::InternalError(absl::StrCat("attempt ", epoch_, " computed token ", token.token_id(), " at index ",
-                                            index, " of choice ", token.choice_index(), " where the client has ",
-                                            choice.ids[index], "; the workers' arithmetic differs"));
+    // Without the ids: they are the client's text, and this is logged.
+    return absl::InternalError(absl::StrCat("attempt ", epoch_, " computed another token at index ", index, " of choice ",
+                                            token.choice_index(), " than the client has; the workers' arithmetic differs"));
   }
   if (choice.finished) return absl::OkStatus();  // beyond a stop string
   if (index > next) {

@@ -14,9 +14,11 @@
 namespace baton::router {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // A token's text is "<id>"; a stop string such as "<7>" matches that token.
 class FakeChoice : public ChoiceText {
@@ -316,7 +318,9 @@ TEST_F(LifecycleTest, ADifferentTokenOnTheRetryIsAnErrorNotAWrongStream) {
   Do(Plain(Event::kBackoffOver));
   Begin("p1", "d1");
   EXPECT_THAT(Do(Pre(Token(0, 0, 11), "p1")), ElementsAre("cancel prefill", "cancel decode", "finish 13"));
-  EXPECT_THAT(std::string(finish_.message()), HasSubstr("computed token 11 at index 0"));
+  EXPECT_THAT(std::string(finish_.message()), HasSubstr("computed another token at index 0 of choice 0"));
+  // The message is logged, and token ids are the client's text: both of them stood in it.
+  EXPECT_THAT(std::string(finish_.message()), AllOf(Not(HasSubstr("10")), Not(HasSubstr("11"))));
 }
 
 TEST_F(LifecycleTest, BothCallsAreCancelledWhateverEndsTheAttemptAndWhenever) {
