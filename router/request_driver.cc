@@ -64,15 +64,7 @@ RequestDriver::RequestDriver(const DriverContext* context, std::string key, absl
   context_->metrics->Started();
 }
 
-void RequestDriver::Admit(AdmittedRequest request) {
-  // Not before: a request that ended before it was in the table would stay in it for ever.
-  const std::weak_ptr<RequestDriver> weak = shared_from_this();
-  deadline_timer_ = context_->timers->After(lifecycle_.deadline() - context_->clock->Now(), [weak] {
-    const std::shared_ptr<RequestDriver> alive = weak.lock();
-    if (alive != nullptr) alive->Post({Event::kDeadline, 0, {}, {}});
-  });
-  Post({Event::kAdmitted, 0, {}, std::move(request)});
-}
+void RequestDriver::Admit(AdmittedRequest request) { Post({Event::kAdmitted, 0, {}, std::move(request)}); }
 void RequestDriver::Reject(absl::Status status) { Post({Event::kRejected, 0, {}, std::move(status)}); }
 void RequestDriver::Stop() { Post({Event::kStop, 0, {}, {}}); }
 
@@ -132,12 +124,22 @@ void RequestDriver::Process(Item item) {
     return;
   }
   Input& input = std::get<Input>(item.what);
+  if (input.event == Event::kAdmitted && lifecycle_.state() == State::kReceived) WatchDeadline();
   const bool token = input.event == Event::kPrefillToken || input.event == Event::kDecodeToken;
   NoteStream(input);
   HandleInput(std::move(input));
   if (token) emit_ += context_->clock->Now() - item.arrived;
   NoteFirstToken();
   NoteTokens();
+}
+
+void RequestDriver::WatchDeadline() {
+  // Not before it is admitted: a request that ended before it was in the table would stay in it for ever.
+  const std::weak_ptr<RequestDriver> weak = shared_from_this();
+  deadline_timer_ = context_->timers->After(lifecycle_.deadline() - context_->clock->Now(), [weak] {
+    const std::shared_ptr<RequestDriver> alive = weak.lock();
+    if (alive != nullptr) alive->Post({Event::kDeadline, 0, {}, {}});
+  });
 }
 
 void RequestDriver::NoteFirstToken() {

@@ -93,6 +93,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   // By whoever made it busy, until nothing is left.
   void Work();
   void Process(Item item);
+  void WatchDeadline();
   void OnGone(const Gone& gone);
   void PlacePinned();
   void OnPlaced(Placed& placed);

@@ -128,9 +128,12 @@ void RouterMetrics::Ended(const absl::Status& status, const RequestStats& stats,
 }
 
 void RouterMetrics::Judged(const absl::Status& status, const RequestStats& stats, const Promise& promise) {
-  if (absl::IsCancelled(status) || stats.prompt_tokens == 0) return;
+  if (absl::IsCancelled(status)) return;
   const std::string reason = ReasonOf(status);
-  const bool refused = absl::IsResourceExhausted(status) || reason == "PREDICTED_TTFT";
+  // What is refused before it is tokenized says why. A text that takes too much to tokenize does not, and is not refused for load.
+  const bool tokenized = stats.prompt_tokens > 0;
+  const bool refused = (absl::IsResourceExhausted(status) && (tokenized || !reason.empty())) || reason == "PREDICTED_TTFT";
+  if (!tokenized && !refused) return;
   if (refused) {
     metrics_
         ->Counter("baton_requests_refused_total", "Requests refused for load, by reason",
@@ -142,7 +145,8 @@ void RouterMetrics::Judged(const absl::Status& status, const RequestStats& stats
       std::count_if(stats.itl_ms.begin(), stats.itl_ms.end(), [itl_ms](float ms) { return ms > itl_ms; }));
   // 99 of 100 gaps.
   const bool met = status.ok() && stats.ttft <= promise.ttft && late * 100 <= stats.itl_ms.size();
-  const char* length = stats.prompt_tokens <= 256    ? "1-256"
+  const char* length = !tokenized                    ? "unknown"
+                       : stats.prompt_tokens <= 256  ? "1-256"
                        : stats.prompt_tokens <= 1024 ? "257-1024"
                        : stats.prompt_tokens <= 4096 ? "1025-4096"
                                                      : "4097-";

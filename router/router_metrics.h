@@ -27,8 +27,8 @@ class RouterMetrics {
   void Ended(const absl::Status& status, const RequestStats& stats, absl::Duration emit);
   // One placement: from asking to the answer.
   void Waited(absl::Duration waited) { router_queue_.Observe(absl::ToDoubleSeconds(waited)); }
-  // Whether the request got what its class was promised, by length of its prompt (goodput). The client's own
-  // cancellations are not judged.
+  // Whether the request got what its class was promised, by length of its prompt (goodput; "unknown" where it was refused
+  // before it was tokenized). The client's own cancellations are not judged, nor are requests that were wrong.
   void Judged(const absl::Status& status, const RequestStats& stats, const Promise& promise);
   void Retried(const absl::Status& why);
   void WorkerRefused() { refused_.Increment(); }
